@@ -122,7 +122,7 @@ def regrade(
         from antiphon.inspect.regrade import regrade as regrade_run
 
         if (option or task) and not reward:
-            raise ConfigError("--option and --task belong to the reward that --reward names")
+            raise ConfigError("is missing: --option and --task belong to the reward that it names", key="--reward")
         given: list[str] = []
         if reward:
             config = replace_reward(config, reward, _parse_options(option or []), task)
@@ -144,7 +144,7 @@ def _parse_options(pairs: list[str]) -> dict[str, Any]:
     split = [pair.partition("=") for pair in pairs]
     for pair, (key, found, _) in zip(pairs, split, strict=True):
         if not (key and found):
-            raise ConfigError(f"--option {pair!r} must be KEY=VALUE")
+            raise ConfigError(f"{pair!r} must be KEY=VALUE", key="--option", value=pair)
     return {key: yaml.safe_load(value) for key, _, value in split}
 
 

@@ -115,7 +115,7 @@ def _check_plannable(run: "RunConfig") -> None:
 
     check_model_path(run.model.path)
     if run.engine.also:
-        raise ConfigError("engine.also: the planner assumes that all engines of a pool are alike: leave it out")
+        raise ConfigError("the planner assumes that all engines of a pool are alike: leave it out", key="engine.also")
 
 
 def _load_speeds(path: Path) -> "Speeds":

@@ -124,9 +124,9 @@ def _read_token(file: Path | None, variable: str) -> tuple[str, bool]:
         try:
             token = file.read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{file}: cannot be read as a token: {error}") from error
+            raise ConfigError(f"cannot be read as a token: {error}", path=str(file)) from error
     if token is None:
         return secrets.token_urlsafe(24), False
     if not re.fullmatch(r"[\x21-\x7e]{8,}", token):
-        raise ConfigError(f"{source}: a token has at least 8 characters, printable ones of ASCII and no spaces")
+        raise ConfigError("a token has at least 8 characters, printable ones of ASCII and no spaces", path=source)
     return token, True

@@ -65,7 +65,7 @@ def sft(config: ConfigPath, overrides: Overrides = None, dry_run: DryRun = False
     with exit_on_error(), name_places(config, overrides):
         run = load_run(config, overrides)
         if run.sft is None:
-            raise ConfigError(f"{config}: sft: is missing; give at least sft.steps")
+            raise ConfigError("is missing; give at least sft.steps", key="sft", path=str(config))
         if dry_run:
             print_run(run)
             return

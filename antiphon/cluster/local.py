@@ -71,7 +71,9 @@ class LocalCluster:
         """Start a worker. Must be called on the event loop's thread."""
         if self._debug and python:
             raise UnsupportedError(
-                f"worker {name} needs another interpreter ({python}), but with cluster.debug it would be a thread"
+                f"worker {name} needs another interpreter ({python}), but with cluster.debug it would be a thread",
+                key="cluster.debug",
+                value=True,
             )
         ours, theirs = socket.socketpair()
         if self._debug:
@@ -177,7 +179,8 @@ def _start_interpreter(python: str, descriptor: int, output: IO[bytes] | None, a
         return start_python(MAIN, descriptor, at, descriptors=[descriptor], python=python, output=output)
     except OSError as error:
         interpreter = python or sys.executable
-        raise ConfigError(f"the interpreter {interpreter!r} cannot be run: {error.strerror}") from error
+        message = f"the interpreter {interpreter!r} cannot be run: {error.strerror}"
+        raise ConfigError(message, value=interpreter) from error
 
 
 def _start_thread(name: str, connection: socket.socket, factory: str, args: tuple[Any, ...]) -> Child:

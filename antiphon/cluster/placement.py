@@ -51,6 +51,10 @@ class Part:
     last: int  # inclusive
     count: int = 0  # number of cores to choose freely; then first and last mean nothing
 
+    def __str__(self) -> str:
+        where = "" if self.node is None else f"node{self.node}."
+        return f"{where}{self.kind}:{self.count or f'{self.first}-{self.last}'}"
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -66,7 +70,7 @@ class Placement:
         if not (places := self.places.get(role)):
             return None
         if (found := places[number % len(places)]) is None:
-            raise ConfigError(f"placement.{role}: the devices of its worker {number} are missing")
+            raise ConfigError(f"the devices of its worker {number} are missing", key=f"placement.{role}", value=number)
         return found
 
     def known_places(self, role: str) -> list[Place]:
@@ -103,15 +107,17 @@ def _parse_part(text: str) -> Part:
     if match is None:
         raise ConfigError(
             f"{text!r} names no devices; valid are gpu:0-7, node2.gpu:0-3, h800:0-31 (a class of GPUs), cpu:0-3 (these "
-            "cores), cpu:16 (any sixteen cores), 'with learner' and 'anywhere'"
+            "cores), cpu:16 (any sixteen cores), 'with learner' and 'anywhere'",
+            value=text,
         )
     node, kind, first, last = match.groups()
     low, high = int(first), int(last if last is not None else first)
     if high < low:
-        raise ConfigError(f"{text!r} ends before it begins")
+        raise ConfigError(f"{text!r} ends before it begins", value=text)
     if kind == CPU and last is None:
         if low == 0:
-            raise ConfigError(f"{text!r} asks for no core; core number 0 is cpu:0-0, and any one core is cpu:1")
+            message = f"{text!r} asks for no core; core number 0 is cpu:0-0, and any one core is cpu:1"
+            raise ConfigError(message, value=text, suggestions=("cpu:0-0", "cpu:1"))
         return Part(int(node) if node else None, kind, 0, 0, count=low)
     return Part(int(node) if node else None, kind, low, high)
 
@@ -200,7 +206,9 @@ def _numbered_devices(role: str, part: Part, nodes: Sequence[Node], patient: boo
     if part.node is not None and part.node >= len(nodes):
         chosen = ()
         if not patient:
-            raise ConfigError(f"placement.{role}: there is no node{part.node}; there are {_describe_nodes(nodes)}")
+            name = f"node{part.node}"
+            message = f"there is no {name}; there are {_describe_nodes(nodes)}"
+            raise ConfigError(message, key=f"placement.{role}", value=name)
     if part.kind == CPU:
         there = [Device(node, CPU, core) for node in chosen for core in nodes[node].cores]
         found = [device for device in there if part.first <= device.number <= part.last]
@@ -216,9 +224,8 @@ def _numbered_devices(role: str, part: Part, nodes: Sequence[Node], patient: boo
         found = there[part.first : part.last + 1]
     missing = part.last - part.first + 1 - len(found)
     if not patient and (missing or any(nodes[device.node].has_left for device in found)):
-        where = "" if part.node is None else f"node{part.node}."
-        name = f"{where}{part.kind}:{part.first}-{part.last}"
-        raise ConfigError(f"placement.{role}: {name} exceeds the available devices: {_describe_nodes(nodes)}")
+        message = f"{part} exceeds the available devices: {_describe_nodes(nodes)}"
+        raise ConfigError(message, key=f"placement.{role}", value=str(part))
     there = [replace(device, node=NOWHERE) if nodes[device.node].has_left else device for device in found]
     return there + [Device(NOWHERE, part.kind, number) for number in range(missing)]
 
@@ -231,8 +238,9 @@ def _free_cores(role: str, part: Part, nodes: Sequence[Node], taken: set[Device]
     enough = next((cores for cores in free if len(cores) >= part.count), [device for cores in free for device in cores])
     if len(enough) < part.count:
         raise ConfigError(
-            f"placement.{role}: of the {part.count} cores of cpu:{part.count} other roles leave {len(enough)}; there are "
-            f"{_describe_nodes(nodes)}"
+            f"of the {part.count} cores of {part} other roles leave {len(enough)}; there are {_describe_nodes(nodes)}",
+            key=f"placement.{role}",
+            value=str(part),
         )
     return enough[: part.count]
 
@@ -241,17 +249,19 @@ def _refuse_conflicts(devices: Mapping[str, Sequence[Device]]) -> None:
     engine, judge = (devices.get(role, ()) for role in GENERATING)
     if both := sorted(device for device in {*engine} & {*judge} if device.node != NOWHERE):
         raise ConfigError(
-            f"placement.judge: {both[0]} is also the engines', and both generate at the same time: only training roles take "
-            "turns with generating ones"
+            f"{both[0]} is also the engines', and both generate at the same time: only training roles take turns with "
+            "generating ones",
+            key="placement.judge",
+            value=str(both[0]),
         )
     if gpus := [device for device in devices.get("environment", ()) if device.kind == GPU]:
-        raise ConfigError(f"placement.environment: {gpus[0]} cannot be used: environments run on cores")
+        message = f"{gpus[0]} cannot be used: environments run on cores"
+        raise ConfigError(message, key="placement.environment", value=str(gpus[0]))
     reward_gpus = {device for device in devices.get("reward", ()) if device.kind == GPU and device.node != NOWHERE}
     for role in (*TRAINING, *GENERATING):
         if both := sorted(reward_gpus & {*devices.get(role, ())}):
-            raise ConfigError(
-                f"placement.reward: {both[0]} is also used by {role}, and rewards take no turns: give them GPUs of their own"
-            )
+            message = f"{both[0]} is also used by {role}, and rewards take no turns: give them GPUs of their own"
+            raise ConfigError(message, key="placement.reward", value=str(both[0]))
 
 
 def _split_devices(devices: Sequence[Device], workers: int) -> list[Sequence[Device]]:
@@ -267,16 +277,17 @@ def _split_devices(devices: Sequence[Device], workers: int) -> list[Sequence[Dev
 def _assign_places(role: str, devices: Sequence[Device], nodes: Sequence[Node], workers: int) -> Iterator[Place | None]:
     more, fewer = max(len(devices), workers), min(len(devices), workers) or 1
     if more % fewer:
-        raise ConfigError(f"placement.{role}: {len(devices)} devices cannot be divided evenly among {workers} workers")
+        message = f"{len(devices)} devices cannot be divided evenly among {workers} workers"
+        raise ConfigError(message, key=f"placement.{role}", value=len(devices))
     for share in _split_devices(devices, workers):
         at = {device.node for device in share}
         if NOWHERE in at:
             yield None
             continue
         if len(at) > 1:
-            raise ConfigError(
-                f"placement.{role}: {', '.join(map(str, share))} would belong to one worker, which cannot use {len(at)} nodes"
-            )
+            names = ", ".join(map(str, share))
+            message = f"{names} would belong to one worker, which cannot use {len(at)} nodes"
+            raise ConfigError(message, key=f"placement.{role}", value=names)
         node = nodes[share[0].node]
         yield Place(
             node=node.id,

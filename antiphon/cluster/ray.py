@@ -96,7 +96,7 @@ class RayCluster:
             await asyncio.wait_for(asyncio.wrap_future(group.ready().future()), RESERVE_SECONDS)
         except TimeoutError as error:
             self._ray.util.remove_placement_group(group)
-            raise ConfigError(self._describe_shortage(asked)) from error
+            raise ConfigError(self._describe_shortage(asked), key="placement") from error
         self._groups.append(group)
         self._held |= {*new}
         holder = self._ray.remote(num_gpus=1, num_cpus=0, max_restarts=-1, max_task_retries=-1)(GpuReservation)
@@ -115,14 +115,15 @@ class RayCluster:
             for (node, kind), count in wanted.items()
         ]
         return (
-            f"placement: Ray could not reserve within {RESERVE_SECONDS:g} s: {'; '.join(missing)}. Others hold the rest, or "
-            "Ray was not told of it (ray start --num-gpus, --num-cpus)"
+            f"Ray could not reserve within {RESERVE_SECONDS:g} s: {'; '.join(missing)}. Others hold the rest, or Ray was not "
+            "told of it (ray start --num-gpus, --num-cpus)"
         )
 
     def spawn(self, name: str, factory: str, *args: Any, python: str = "", place: Place | None = None) -> "RayHandle":
         """Start an actor. Must be called on the event loop's thread. All actors run with Ray's interpreter."""
         if python:
-            raise UnsupportedError(f"worker {name} needs another interpreter ({python}): use cluster.kind = local")
+            message = f"worker {name} needs another interpreter ({python}): use cluster.kind = local"
+            raise UnsupportedError(message, key="cluster.kind", value="ray")
         log = None if self._logs is None else (self._logs / f"{name}.log").absolute()
         place = place or Place()
         holders = self._reservations_of(name, place)
@@ -336,7 +337,8 @@ def _connect(address: str, *, show_output: bool) -> tuple[Any, bool]:
         import ray
         import ray.util.scheduling_strategies
     except ModuleNotFoundError as error:
-        raise ConfigError("cluster.kind: 'ray' is not installed: pip install -e '.[ray]'") from error
+        message = "'ray' is not installed: pip install -e '.[ray]'"
+        raise ConfigError(message, key="cluster.kind", value="ray") from error
     local_options = {"num_cpus": 0, "num_gpus": 0, "include_dashboard": False, "_node_ip_address": LOOPBACK}
     try:
         if ":" in address:  # Ray itself would retry for minutes
@@ -346,15 +348,18 @@ def _connect(address: str, *, show_output: bool) -> tuple[Any, bool]:
             return ray, False
         if not address and ray.util.get_node_ip_address() != LOOPBACK:
             raise ConfigError(
-                "cluster.kind: Ray would listen to other machines, because it was imported before its environment was "
-                "set: set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 yourself"
+                "Ray would listen to other machines, because it was imported before its environment was set: set "
+                "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 yourself",
+                key="cluster.kind",
+                value="ray",
             )
         ray.init(
             address or "local", log_to_driver=show_output, logging_level="ERROR", **({} if address else local_options)
         )
     except (OSError, RuntimeError) as error:  # OSError: no connection; RuntimeError: another version of Ray
         cause = _last_line(error.__cause__ or error)
-        raise ConfigError(f"cluster.address: cannot connect to Ray at {address or 'local'!r}: {cause}") from error
+        message = f"cannot connect to Ray at {address or 'local'!r}: {cause}"
+        raise ConfigError(message, key="cluster.address", value=address) from error
     return ray, True
 
 

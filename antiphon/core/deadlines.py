@@ -78,9 +78,8 @@ class Deadlines:
             if wait.expired and task.uncancel() <= cancelling:
                 longer = f"; {key} allows more" if key else ""
                 table = self.table(loop.time())
-                raise StallError(
-                    f"{owner} waited more than {deadline:g} s for {on} ({name}){longer}. Waiting now:\n{table}", key
-                ) from None
+                message = f"{owner} waited more than {deadline:g} s for {on} ({name}){longer}. Waiting now:\n{table}"
+                raise StallError(message, key, owner=owner, on=on) from None
             raise
         finally:
             del self._open[number]

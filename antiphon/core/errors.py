@@ -22,6 +22,7 @@ AntiphonError
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any
 
 _CONTROL = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})  # controls, bidi overrides, lone surrogates, line separators
@@ -116,11 +117,19 @@ class ConfigError(AntiphonError):
 
 
 class DataError(AntiphonError):
-    """A dataset, model or file is missing or malformed; `path` names it, if it is one file."""
+    """A dataset, model or file is missing or malformed.
 
-    def __init__(self, message: str, *, path: str = "") -> None:
+    Attributes:
+        path: The file or directory, with the line where it is known.
+        row: Number of the row of a dataset, from 1.
+        column: The column of a dataset that is missing or malformed.
+    """
+
+    def __init__(
+        self, message: str, *, path: str | PathLike[str] = "", row: int | None = None, column: str = ""
+    ) -> None:
         super().__init__(message)
-        self.path = path
+        self.path, self.row, self.column = str(path), row, column
 
 
 class WorkerDiedError(AntiphonError):
@@ -128,11 +137,17 @@ class WorkerDiedError(AntiphonError):
 
 
 class StallError(AntiphonError):
-    """A wait outlasted its deadline, which the configuration has under `key`, if anywhere."""
+    """A wait outlasted its deadline, which the configuration has under `key`, if anywhere.
 
-    def __init__(self, message: str, key: str = "") -> None:
+    Attributes:
+        key: Dotted key of the deadline.
+        owner: Who waited.
+        on: What it waited for.
+    """
+
+    def __init__(self, message: str, key: str = "", *, owner: str = "", on: str = "") -> None:
         super().__init__(message)
-        self.key = key
+        self.key, self.owner, self.on = key, owner, on
 
 
 class NonFiniteError(AntiphonError):
@@ -152,11 +167,24 @@ class StateError(AntiphonError):
 
 
 class RecordError(AntiphonError):
-    """The ledger or a checkpoint cannot be written, or what is there cannot be gone on from."""
+    """The ledger or a checkpoint cannot be written, or what is there cannot be gone on from; `path` names the file."""
+
+    def __init__(self, message: str, *, path: str | PathLike[str] = "") -> None:
+        super().__init__(message)
+        self.path = str(path)
 
 
 class WeightsError(AntiphonError):
-    """Received weights do not have the digest they were sent with."""
+    """Received weights are not those that were sent, or not the model's.
+
+    Attributes:
+        tensor: Name of the first tensor that is wrong, if one is.
+        version: Version of the weights, if it is known.
+    """
+
+    def __init__(self, message: str, *, tensor: str = "", version: int | None = None) -> None:
+        super().__init__(message)
+        self.tensor, self.version = tensor, version
 
 
 class SandboxError(AntiphonError):
@@ -164,7 +192,11 @@ class SandboxError(AntiphonError):
 
 
 class UnsupportedError(AntiphonError):
-    """The model, engine or platform cannot do what was asked."""
+    """The model, engine or platform cannot do what was asked, by the configuration under `key` if by a single value."""
+
+    def __init__(self, message: str, *, key: str = "", value: Any = None) -> None:
+        super().__init__(message)
+        self.key, self.value = key, value
 
 
 class RequestError(AntiphonError):

@@ -52,11 +52,11 @@ def audit(directory: Path) -> Audit:
 
 def _read_rollout(directory: Path) -> dict[str, Any]:
     """Return the `rollout` section of the configuration, with valid numbers where the checks need them."""
-    with safe_files.convert_read_errors(directory / "config.yaml"):
+    path = directory / "config.yaml"
+    with safe_files.convert_read_errors(path):
         rollout: dict[str, Any] = dict(safe_files.read_config(directory)["rollout"])
         for key in ("groups_per_step", "group_size", "async_ratio"):
             if not isinstance(rollout[key], int | float) or not 0 <= rollout[key] <= LARGEST_NUMBER:
-                raise RecordError(
-                    f"{directory / 'config.yaml'}: rollout.{key}: {rollout[key]!r:.80} is not a number in range"
-                )
+                message = f"{path}: rollout.{key}: {rollout[key]!r:.80} is not a number in range"
+                raise RecordError(message, path=path)
         return rollout | {key: bool(rollout[key]) for key in ("deterministic", "sampler")}

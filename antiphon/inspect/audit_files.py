@@ -32,7 +32,7 @@ def check_trajectories(db: sqlite3.Connection, run: Path) -> Iterator[str]:
         found: dict[str, tuple[float, int]] = {}
         try:
             table = safe_files.read_table(safe_files.resolve_file(run, f"rollouts/{file}"), _COLUMNS)
-            with safe_files.convert_read_errors(f"rollouts/{file}"):
+            with safe_files.convert_read_errors(run / f"rollouts/{file}"):
                 rows = zip(table.drop_columns(["loss_mask"]).to_pylist(), _count_sampled(table), strict=True)
                 for row, sampled in rows:
                     name = f"{row['lineage']}:{row['grp']}.{row['sibling']}.{row['try']}"
@@ -68,7 +68,7 @@ def check_checkpoints(db: sqlite3.Connection, run: Path) -> Iterator[str]:
         try:
             safe_files.resolve_path(run, f"checkpoints/{directory.name}")
             manifest = safe_files.read_json(directory, "MANIFEST.json")
-            with safe_files.convert_read_errors(f"{directory.name}/MANIFEST.json"):
+            with safe_files.convert_read_errors(directory / "MANIFEST.json"):
                 files = {
                     name: (int(written["bytes"]), written["digest"]) for name, written in manifest["files"].items()
                 }

@@ -24,7 +24,7 @@ def export(checkpoints: Path, target: Path, report: Callable[[str], None] = prin
         RecordError: `target` exists, or no checkpoint is complete.
     """
     if target.exists():
-        raise RecordError(f"{target} exists already; give another place")
+        raise RecordError(f"{target} exists already; give another place", path=target)
     source = newest_checkpoint(safe_files.resolve_path(checkpoints.parent, checkpoints.name), report)
     for name in list_files(source):  # and no other file that may lie there
         if Path(name).parts[0] not in (STATE, TRAINING_STATE, CRITICS):

@@ -58,7 +58,8 @@ def load_recorded(run: Path, overrides: Sequence[str] = ()) -> RunConfig:
             return load(path, overrides, model=RunConfig)
     except ConfigError as error:
         first, *others = str(error).splitlines()
-        raise RecordError(f"{first}{f' (and {len(others)} more errors)' if others else ''}") from error
+        more = f" (and {len(others)} more errors)" if others else ""
+        raise RecordError(f"{first}{more}", path=path) from error
 
 
 def has_model(run: Path) -> bool:
@@ -102,9 +103,9 @@ def require_trust(
         if need in refused:
             first, *others = refused[need]
             more = f" (and {len(others)} more)" if others else ""
-            raise RecordError(
-                f"{run / 'config.yaml'}: {first}{more} {need}: it is not resolved for a run that is only read. {remedy}"
-            )
+            path = run / "config.yaml"
+            message = f"{path}: {first}{more} {need}: it is not resolved for a run that is only read. {remedy}"
+            raise RecordError(message, path=path)
 
 
 def _is_module_of(folder: Path, name: str) -> bool:

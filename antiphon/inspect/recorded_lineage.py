@@ -76,7 +76,8 @@ def read_lineages(reader: RunReader) -> Iterator[RecordedLineage]:
     """
     rows = reader.list_lineages()
     if not rows:
-        raise RecordError(f"{_ledger(reader)} has no lineage: there is nothing to replay")
+        path = _ledger(reader)
+        raise RecordError(f"{path} has no lineage: there is nothing to replay", path=path)
     for row in rows:
         with safe_files.convert_read_errors(_ledger(reader)):
             numbered = [*_read_arrivals(reader, row.lineage), *_read_steps(reader, row.lineage)]

@@ -82,7 +82,8 @@ def replace_reward(config: RunConfig, reward: str, options: Mapping[str, Any], t
     """Return the configuration with another reward for all tasks, or for one of them."""
     names = [each.name for each in config.tasks]
     if task and task not in names:
-        raise ConfigError(f"there is no task {task!r}; the run has {', '.join(names)}")
+        message = f"there is no task {task!r}; the run has {', '.join(names)}"
+        raise ConfigError(message, key="tasks", value=task, valid=names)
     changes = {"reward": reward, "reward_options": dict(options), "judge": None, "reward_range": None}
     tasks = tuple(each.model_copy(update=changes) if task in ("", each.name) else each for each in config.tasks)
     return config.model_copy(update={"tasks": tasks})

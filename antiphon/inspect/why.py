@@ -31,18 +31,19 @@ def why(run: Path, name: str) -> Iterator[tuple[str, str]]:
     with RunReader.open(run) as reader:
         row = reader.find_attempt(identity, in_lineage)
         if row is None:
-            raise RecordError(f"{run}: there is no attempt {attempt}")
+            raise RecordError(f"{run}: there is no attempt {attempt}", path=run)
         yield from _describe_attempt(reader, row)
         if row.file is None:
             return
         found = reader.read_trajectories(row.file).get(row.made_by)
+    path = run / f"rollouts/{row.file}"
     if found is None:
-        raise RecordError(f"rollouts/{row.file} has no attempt {row.made_by}")
+        raise RecordError(f"{path} has no attempt {row.made_by}", path=path)
     yield "trajectory", f"rollouts/{row.file}"
-    with safe_files.convert_read_errors(f"rollouts/{row.file}"):
+    with safe_files.convert_read_errors(path):
         yield from _describe_trajectory(found)
         if position:
-            yield from _describe_token(found.segments[0], place)
+            yield from _describe_token(found.segments[0], place, path)
 
 
 def _describe_attempt(reader: RunReader, row: AttemptRow) -> Iterator[tuple[str, str]]:
@@ -61,9 +62,8 @@ def _describe_status(reader: RunReader, row: AttemptRow) -> str:
         return row.status
     step = next((step for step in reader.list_steps(row.lineage) if step.step == row.step), None)
     if step is None or step.version is None:
-        raise RecordError(
-            f"{reader.directory / 'ledger.db'}: step {row.step}, which trained on {row.name}, is not in it"
-        )
+        ledger = reader.directory / "ledger.db"
+        raise RecordError(f"{ledger}: step {row.step}, which trained on {row.name}, is not in it", path=ledger)
     undone = ", which a later lineage of the run undid" if step.is_undone else ""
     age = step.version - 1 - row.started
     return f"trained at step {row.step}{undone}, {age} versions old, which published version {step.version}"
@@ -94,9 +94,9 @@ def _count_versions(segment: Segment, start: int, stop: int) -> str:
     return ", ".join(f"version {version}: {count}" for version, count in versions)
 
 
-def _describe_token(segment: Segment, position: int) -> Iterator[tuple[str, str]]:
+def _describe_token(segment: Segment, position: int, path: Path) -> Iterator[tuple[str, str]]:
     if not 0 <= position < len(segment.tokens):
-        raise RecordError(f"there is no token {position}: the segment has {len(segment.tokens)}")
+        raise RecordError(f"{path}: there is no token {position}: the segment has {len(segment.tokens)}", path=path)
     token = int(segment.tokens[position])
     if not segment.loss_mask[position]:
         yield f"token {position}", f"{token}, part of the input, not sampled"

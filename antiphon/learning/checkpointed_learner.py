@@ -112,7 +112,8 @@ class CheckpointedLearner(ModelWorker):
         """
         files = Checkpoint(directory, self._kind, self.model.config)
         if files.incompatibilities:
-            raise DataError(f"{directory} is not a checkpoint of this model: {files.incompatibilities[:3]}")
+            message = f"{directory} is not a checkpoint of this model: {files.incompatibilities[:3]}"
+            raise DataError(message, path=directory)
         adapters = {} if self.config.lora is None else lora.load_adapters(directory / ADAPTER)
         states = [
             torch.load(file, map_location="cpu", mmap=True, weights_only=True)
@@ -126,7 +127,8 @@ class CheckpointedLearner(ModelWorker):
                 self.shards.scatter_tensor(name, piece, adapters[name] if name in adapters else files[name])
                 self._restore_moments(name, piece, moments[name])
             except (KeyError, RuntimeError) as error:
-                raise DataError(f"{directory} is not a checkpoint of this model: {name}: {error}") from error
+                message = f"{directory} is not a checkpoint of this model: {name}: {error}"
+                raise DataError(message, path=directory) from error
         self._set_updates(states[0]["updates"])
         torch.set_rng_state(states[0]["random"])
 

@@ -10,7 +10,7 @@ from antiphon.algorithms.offline_config import DistillationConfig, PreferenceCon
 from antiphon.cluster.base import CLUSTERS
 from antiphon.cluster.config import ClusterConfig
 from antiphon.core.config import Config
-from antiphon.core.errors import ConfigError, ValidatorError
+from antiphon.core.errors import ConfigError, Mistake, ValidatorError
 from antiphon.learning.config import LearnerConfig
 from antiphon.record.config import RecordConfig
 from antiphon.run.config import ModelConfig
@@ -90,7 +90,7 @@ class DistillConfig(OfflineConfig):
         return (self.model.path, self.distill.teacher)
 
 
-Found = Iterator[tuple[str, str]]
+Found = Iterator[Mistake | tuple[str, str]]  # a tuple: dotted key, message
 
 
 def _names(config: OfflineConfig) -> Found:
@@ -103,7 +103,7 @@ def _names(config: OfflineConfig) -> Found:
         try:
             registry.check(value)
         except ConfigError as error:
-            yield path, str(error)
+            yield Mistake(path, str(error), value, error.valid, suggestions=error.suggestions)
 
 
 def _unused(config: OfflineConfig) -> Found:

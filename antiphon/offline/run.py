@@ -266,6 +266,7 @@ def _groups(rows: Sequence[tuple[Prompt, tuple[str, ...]]], renderer: Renderer, 
     for number, (prompt, responses) in enumerate(rows):
         tokens = renderer.encode_prompt(prompt.messages)
         if not len(tokens):
-            raise DataError(f"prompt {prompt.id!r} is empty: there is nothing that its response could follow")
+            message = f"prompt {prompt.id!r} is empty: there is nothing that its response could follow"
+            raise DataError(message, row=number + 1)
         groups.append(group(number, tokens, *map(renderer.encode_response, responses)))
     return groups

@@ -65,7 +65,8 @@ def publish_checkpoint(aside: Path, directory: Path, state: Mapping[str, Any]) -
             if not (index.parent / name).is_file():
                 raise RecordError(
                     f"{directory.name}: {name} is written, and not here: the machines of all learner ranks must see the "
-                    "run's directory"
+                    "run's directory",
+                    path=index.parent / name,
                 )
     with convert_save_errors(aside):
         write_json(aside / STATE, state)
@@ -98,17 +99,17 @@ def verify_checkpoint(directory: Path) -> None:
     for name, (size, digest) in list_files(directory).items():
         file = safe_files.resolve_file(directory, name)
         if file.stat().st_size != size:
-            raise RecordError(f"{directory.name}/{name} has {file.stat().st_size} bytes instead of {size}")
+            raise RecordError(f"{file} has {file.stat().st_size} bytes instead of {size}", path=file)
         if _digest(file) != digest:
-            raise RecordError(f"{directory.name}/{name} is not as it was written")
+            raise RecordError(f"{file} is not as it was written", path=file)
 
 
 def list_files(directory: Path) -> dict[str, tuple[int, str]]:
     """Return size and digest of each file in a checkpoint's manifest; raise `RecordError` if the manifest is damaged."""
-    manifest = safe_files.read_json(directory, MANIFEST)
-    with safe_files.convert_read_errors(f"{directory.name}/{MANIFEST}"):
+    path, manifest = directory / MANIFEST, safe_files.read_json(directory, MANIFEST)
+    with safe_files.convert_read_errors(path):
         if manifest["digest"] != _digest_of(manifest["files"]):
-            raise RecordError(f"{directory.name}/{MANIFEST} is not as it was written")
+            raise RecordError(f"{path} is not as it was written", path=path)
         return {name: (written["bytes"], written["digest"]) for name, written in manifest["files"].items()}
 
 
@@ -137,7 +138,8 @@ def newest_checkpoint(checkpoints: Path, report: Callable[[str], None]) -> Path:
             continue
         return directory
     raise NoCheckpointError(
-        f"{checkpoints}: no checkpoint is whole, so there is nothing to resume; --overwrite starts anew"
+        f"{checkpoints}: no checkpoint is whole, so there is nothing to resume; --overwrite starts anew",
+        path=checkpoints,
     )
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator
 
 from antiphon.core.config import Config
-from antiphon.core.errors import ConfigError
+from antiphon.core.errors import ConfigError, ValidatorError
 from antiphon.record.trackers import TRACKERS
 
 
@@ -13,7 +13,7 @@ def _check_tracker(name: str) -> str:
     try:
         return TRACKERS.check(name)
     except ConfigError as error:
-        raise ValueError(str(error)) from error  # pydantic adds the key
+        raise ValidatorError(error.mistakes) from error  # the loader adds the key
 
 
 class RecordConfig(Config):

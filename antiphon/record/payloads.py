@@ -89,9 +89,10 @@ class PayloadReader:
                 self._files[reference.file] = known.get(reference.file) or trajectories.read(path)
             except RecordError as error:
                 raise RecordError(
-                    f"{path} cannot be read by the learner: {error}; all nodes must see record.directory"
+                    f"{path} cannot be read by the learner: {error}; all nodes must see record.directory", path=path
                 ) from error
         found = self._files[reference.file].get(reference.attempt)
         if found is None or trajectories.digest(found) != reference.digest:
-            raise RecordError(f"{path}: the trajectory of attempt {reference.attempt} is not the one that was recorded")
+            message = f"{path}: the trajectory of attempt {reference.attempt} is not the one that was recorded"
+            raise RecordError(message, path=path)
         return replace(trajectory, payload=found.payload)

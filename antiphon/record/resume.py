@@ -109,7 +109,8 @@ def open_next_lineage(
     state = read_state(checkpoint)
     if "scheduler" not in state:
         raise RecordError(
-            f"{checkpoint} is a checkpoint of supervised fine-tuning alone, which cannot be resumed; --overwrite starts anew"
+            f"{checkpoint} is a checkpoint of supervised fine-tuning alone, which cannot be resumed; --overwrite starts anew",
+            path=checkpoint,
         )
     step, version, parent = state["step"], state["version"], state["lineage"]
     with store.connection as db:

@@ -38,9 +38,11 @@ class RunDirectory:
         path = Path(root) / name
         if path.exists() and (not path.is_dir() or any(not found.is_dir() for found in path.rglob("*"))):
             if not overwrite:
-                raise ConfigError(f"{path} exists already: give the run another name (name=...), or --overwrite it")
+                message = "exists already: give the run another name (name=...), or --overwrite it"
+                raise ConfigError(message, path=str(path))
             if not (path / "config.yaml").is_file():
-                raise ConfigError(f"{path} holds files, but no run (no config.yaml); it is not overwritten")
+                message = "holds files, but no run (no config.yaml); it is not overwritten"
+                raise ConfigError(message, path=str(path))
             _clear(path)
         run = cls(path)
         run.logs.mkdir(parents=True, exist_ok=True)
@@ -97,7 +99,7 @@ class RunDirectory:
         """Return the directory of a run that is to continue; raise `ConfigError` if there is none."""
         run = cls(Path(root) / name)
         if not run.config.is_file():
-            raise ConfigError(f"{run.path}: there is no run to resume (no config.yaml)")
+            raise ConfigError("there is no run to resume (no config.yaml)", path=str(run.path))
         return run
 
     def write_config(self, text: str) -> None:
@@ -179,7 +181,8 @@ def make_write_error(path: Path, error: Exception) -> RecordError:
     """Return the error for a file of a run that cannot be written."""
     return RecordError(
         f"{path} cannot be written ({error}). What was committed before is safe: make room or give write permission, then "
-        "continue with --resume; a command without --resume starts anew with --overwrite"
+        "continue with --resume; a command without --resume starts anew with --overwrite",
+        path=path,
     )
 
 

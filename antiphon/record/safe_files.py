@@ -41,7 +41,8 @@ def convert_read_errors(source: object) -> Iterator[None]:
         raise
     except Exception as error:  # named boundary: a file may hold anything
         reason = " ".join(str(error).split())[:200] or "no reason given"
-        raise RecordError(f"{source} is damaged and cannot be read: {type(error).__name__}: {reason}") from error
+        message = f"{source} is damaged and cannot be read: {type(error).__name__}: {reason}"
+        raise RecordError(message, path=str(source)) from error
 
 
 def resolve_path(directory: Path, name: str) -> Path:
@@ -49,7 +50,7 @@ def resolve_path(directory: Path, name: str) -> Path:
     path = directory / name
     with convert_read_errors(path):
         if os.path.isabs(name) or ".." in Path(name).parts or not path.resolve().is_relative_to(directory.resolve()):
-            raise RecordError(f"{directory.name}/{name} leads out of {directory}; it is not read")
+            raise RecordError(f"{path} leads out of {directory}; it is not read", path=path)
     return path
 
 
@@ -60,9 +61,9 @@ def resolve_file(directory: Path, name: str) -> Path:
         mode = path.stat().st_mode
     except OSError as error:
         reason = "missing" if isinstance(error, FileNotFoundError) else f"not to be read: {error.strerror}"
-        raise RecordError(f"{directory.name}/{name} is {reason}") from error
+        raise RecordError(f"{path} is {reason}", path=path) from error
     if not stat.S_ISREG(mode):
-        raise RecordError(f"{directory.name}/{name} is no regular file; it is not read")
+        raise RecordError(f"{path} is no regular file; it is not read", path=path)
     return path
 
 
@@ -70,8 +71,8 @@ def read_json(directory: Path, name: str, most: int = MOST_JSON) -> Any:
     """Return the JSON value in a file of a directory; raise `RecordError` if it is missing or larger than `most` bytes."""
     path = resolve_file(directory, name)
     if (size := path.stat().st_size) > most:
-        raise RecordError(f"{directory.name}/{name} has {size:,} bytes; at most {most:,} are read")
-    with convert_read_errors(f"{directory.name}/{name}"):
+        raise RecordError(f"{path} has {size:,} bytes; at most {most:,} are read", path=path)
+    with convert_read_errors(path):
         return json.loads(path.read_bytes())
 
 
@@ -90,9 +91,9 @@ def check_model_files(directory: Path, *, confined: bool = True) -> None:
         if confined and not path.is_dir():
             resolve_file(directory, path.name)
         elif path.exists() and not path.is_dir() and not path.is_file():
-            raise RecordError(f"{directory.name}/{path.name} is no regular file; it is not read")
+            raise RecordError(f"{path} is no regular file; it is not read", path=path)
     for index in directory.glob(WEIGHT_INDEX) if confined else ():
-        with convert_read_errors(f"{directory.name}/{index.name}"):
+        with convert_read_errors(index):
             names = {str(name) for name in read_json(directory, index.name)["weight_map"].values()}
         for name in names:
             resolve_file(directory, name)
@@ -110,10 +111,10 @@ def read_table(path: Path, schema: "pa.Schema") -> "pa.Table":
     resolve_file(path.parent, path.name)
     size = path.stat().st_size
     most = PARQUET_FLOOR + PARQUET_RATIO * size
-    with convert_read_errors(f"rollouts/{path.name}"), pq.ParquetFile(path) as file:
+    with convert_read_errors(path), pq.ParquetFile(path) as file:
         missing = [name for name in schema.names if name not in file.schema_arrow.names]
         if missing:
-            raise RecordError(f"rollouts/{path.name} has no column {missing[0]!r}")
+            raise RecordError(f"{path} has no column {missing[0]!r}", path=path)
         rows, decoded, batches = _batch_rows(path, file, most), 0, []
         for batch in file.iter_batches(batch_size=rows, columns=schema.names, use_threads=False):
             lists = [column for column in batch.columns if pa.types.is_list(column.type)]
@@ -121,7 +122,7 @@ def read_table(path: Path, schema: "pa.Schema") -> "pa.Table":
                 len(column.flatten()) for column in lists
             )  # a flag takes a bit here and a byte later
             if decoded > most:
-                raise RecordError(f"rollouts/{path.name} holds more than {most:,} bytes in {size:,}; it is not read")
+                raise RecordError(f"{path} holds more than {most:,} bytes in {size:,}; it is not read", path=path)
             batches.append(batch)
         found = pa.Table.from_batches(batches, None if batches else schema)
         return found.select(schema.names).cast(schema)
@@ -133,6 +134,7 @@ def _batch_rows(path: Path, file: "pq.ParquetFile", most: int) -> int:
     chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
     stated = sum(max(chunk.total_uncompressed_size, chunk.num_values // 8) for chunk in chunks)
     if stated > most or file.metadata.num_rows > most // 8:
-        raise RecordError(f"rollouts/{path.name} states {stated:,} bytes in {path.stat().st_size:,}; it is not read")
+        message = f"{path} states {stated:,} bytes in {path.stat().st_size:,}; it is not read"
+        raise RecordError(message, path=path)
     largest = max((max(chunk.total_uncompressed_size, 1) for chunk in chunks), default=1)
     return max(1, min(1024, MOST_BATCH // largest))

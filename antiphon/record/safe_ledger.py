@@ -31,13 +31,13 @@ def open_ledger(directory: Path) -> sqlite3.Connection:
     """
     path = directory / "ledger.db"
     if not path.exists():
-        raise RecordError(f"{path}: there is no ledger")
+        raise RecordError(f"{path}: there is no ledger", path=path)
     size = sum(
         safe_files.resolve_file(directory, path.name + suffix).stat().st_size
         for suffix in ("", *_find_companions(path))
     )
     if size > MOST_BYTES:
-        raise RecordError(f"{path} has {size:,} bytes; at most {MOST_BYTES:,} are read")
+        raise RecordError(f"{path} has {size:,} bytes; at most {MOST_BYTES:,} are read", path=path)
     try:
         try:
             return _connect(path, "mode=ro", size)
@@ -49,7 +49,7 @@ def open_ledger(directory: Path) -> sqlite3.Connection:
                 raise
             return _connect(path, "immutable=1", size)
     except (sqlite3.DatabaseError, UnicodeError) as error:
-        raise RecordError(f"{path} is no ledger that can be read: {error}") from error
+        raise RecordError(f"{path} is no ledger that can be read: {error}", path=path) from error
 
 
 def _find_companions(path: Path) -> list[str]:
@@ -67,7 +67,7 @@ def _connect(path: Path, mode: str, size: int) -> sqlite3.Connection:
         _check_objects(path, found)
         (answer,) = db.execute("PRAGMA quick_check(1)").fetchone()
         if answer != "ok":
-            raise RecordError(f"{path} is damaged: {' '.join(answer.split())}")
+            raise RecordError(f"{path} is damaged: {' '.join(answer.split())}", path=path)
     except BaseException:
         db.close()
         raise
@@ -109,8 +109,8 @@ def _check_objects(path: Path, found: Objects) -> None:
         wanted = _list_objects(ours)
     for name, (kind, *_) in found.items():
         if kind != "table" or name not in wanted:
-            raise RecordError(f"{path}: {name!r} is a {kind} that no ledger has; it is not read")
+            raise RecordError(f"{path}: {name!r} is a {kind} that no ledger has; it is not read", path=path)
     for name in wanted:
         if found.get(name) != wanted[name]:
             problem = "has other columns than ours" if name in found else "is missing"
-            raise RecordError(f"{path}: the table {name!r} {problem}; it is not read")
+            raise RecordError(f"{path}: the table {name!r} {problem}; it is not read", path=path)

@@ -26,7 +26,8 @@ def check_version(ledger: Path, version: int) -> None:
     if not 0 <= version <= VERSION:
         raise RecordError(
             f"{ledger} has schema version {version}, and this Antiphon reads versions up to {VERSION}: "
-            "a newer one wrote it; use that"
+            "a newer one wrote it; use that",
+            path=ledger,
         )
 
 

@@ -131,12 +131,14 @@ def _lock_file(path: Path) -> IO[str]:
     try:
         file = path.open("a")
     except OSError as error:
-        raise RecordError(f"the run {path.parent} cannot be written to: {error.strerror}") from error
+        message = f"the run {path.parent} cannot be written to: {error.strerror}"
+        raise RecordError(message, path=path.parent) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         file.close()
-        raise RecordError(f"another process writes to the run {path.parent}; wait for it, or end it") from error
+        message = f"another process writes to the run {path.parent}; wait for it, or end it"
+        raise RecordError(message, path=path.parent) from error
     return file
 
 
@@ -156,7 +158,7 @@ def _connect(path: Path) -> sqlite3.Connection:
         raise make_write_error(path, error) from error
     except sqlite3.DatabaseError as error:
         connection.close()
-        raise RecordError(f"{path} is no ledger that can be read: {error}") from error
+        raise RecordError(f"{path} is no ledger that can be read: {error}", path=path) from error
     except BaseException:
         connection.close()
         raise

@@ -113,7 +113,7 @@ def digest(trajectory: Trajectory) -> int:
 def read(path: Path) -> dict[AttemptId, Trajectory]:
     """Read the trajectories of a file by attempt; raise `RecordError` if it is damaged."""
     table = safe_files.read_table(path, SCHEMA)
-    with safe_files.convert_read_errors(f"rollouts/{path.name}"):
+    with safe_files.convert_read_errors(path):
         return _from_table(table)
 
 
@@ -139,7 +139,7 @@ def _from_table(table: pa.Table) -> dict[AttemptId, Trajectory]:
 def read_metas(path: Path) -> dict[AttemptId, TrajectoryMeta]:
     """Read the metadata of the trajectories of a file by attempt, without tokens."""
     texts = safe_files.read_table(path, pa.schema([SCHEMA.field("meta")])).column("meta").to_pylist()
-    with safe_files.convert_read_errors(f"rollouts/{path.name}"):
+    with safe_files.convert_read_errors(path):
         return {meta.id: meta for meta in map(_meta, texts)}
 
 

@@ -87,7 +87,8 @@ class Run:
             )
         except StallError as stall:
             recent = ledger.events.format_recent()
-            raise StallError(f"{stall}\nWhat happened last:\n{recent}", stall.key) from stall
+            message = f"{stall}\nWhat happened last:\n{recent}"
+            raise StallError(message, stall.key, owner=stall.owner, on=stall.on) from stall
 
     # --- supervised fine-tuning ----------------------------------------------------------------------------------------
 

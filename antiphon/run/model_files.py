@@ -15,7 +15,7 @@ def check_model_path(path: str) -> None:
         return
     parts = path.split("/")
     if len(parts) > 2 or not all(part and not part.startswith((".", "~")) for part in parts):
-        raise DataError(f"model {path!r}: there is no such directory")
+        raise DataError(f"model {path!r}: there is no such directory", path=path)
 
 
 def model_shape(model: Path) -> dict[str, Any]:
@@ -23,9 +23,8 @@ def model_shape(model: Path) -> dict[str, Any]:
     try:
         shape: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(
-            f"model {str(model)!r} has no config.json that can be read, as Hugging Face models have"
-        ) from error
+        message = f"model {str(model)!r} has no config.json that can be read, as Hugging Face models have"
+        raise DataError(message, path=model / "config.json") from error
     return dict(shape.get("text_config", shape))
 
 
@@ -34,7 +33,8 @@ def check_weights(directory: Path) -> None:
     if (directory / "config.json").is_file() and not {*directory.glob("*.safetensors"), *directory.glob("*.bin")}:
         raise DataError(
             f"model {str(directory)!r} has a config.json and no weights (*.safetensors): enough for `antiphon plan` and "
-            "--dry-run, and for nothing else"
+            "--dry-run, and for nothing else",
+            path=directory,
         )
 
 

@@ -86,7 +86,9 @@ class RemotePython(PythonSandbox):
             self.close()
             raise UnsupportedError(
                 f"{config.service} runs untrusted code at level {trial.level}, but sandbox.minimum_level is "
-                f"{config.minimum_level}"
+                f"{config.minimum_level}",
+                key="sandbox.minimum_level",
+                value=config.minimum_level,
             )
         self.level = trial.level
 

@@ -51,9 +51,8 @@ def load_serving_config(
         The model directory and the settings.
     """
     if ":" in target:
-        raise ConfigError(
-            f"model {target!r}: a function that makes a model cannot be served; give the directory that it made"
-        )
+        message = f"model {target!r}: a function that makes a model cannot be served; give the directory that it made"
+        raise ConfigError(message, value=target)
     run = Path(target)
     if not ((run / "config.yaml").exists() and (run / "checkpoints").is_dir()):
         return target, load(path, overrides, model=ServeConfig)

@@ -51,7 +51,9 @@ def iterate_splits(config: RunConfig, speeds: Speeds, devices: int, most: int = 
     """
     most, size = most or devices, config.engine.devices_per_engine
     if devices < size:
-        raise ConfigError(f"--devices {devices}: one engine needs {size} (engine.options)")
+        raise ConfigError(
+            f"{devices} are too few: one engine needs {size} (engine.options)", key="--devices", value=devices
+        )
 
     def simulate_split(learners: int, engines: int) -> Split:
         lent = -(-(learners + engines - devices) // size)
@@ -79,7 +81,8 @@ def split_devices(config: RunConfig, speeds: Speeds, node: Node) -> tuple[RunCon
     most = 1 if node.gpus else len(numbers)  # a learner has threads, but one GPU
     found = list(iterate_splits(config, speeds, len(numbers), most))
     if not found:
-        raise ConfigError(f"placement.auto: rollout.policy = {config.rollout.policy} cannot be planned on one device")
+        message = f"rollout.policy = {config.rollout.policy} cannot be planned on one device"
+        raise ConfigError(message, key="placement.auto")
     best = min(found, key=lambda split: split.seconds)
     names = [f"{kind}:{number}-{number}" for number in numbers]
     placement = PlacementConfig(

@@ -51,7 +51,8 @@ a GPU."""
 def find_device(name: str) -> Device:
     """Return the device of a name; raise `ConfigError` if it is not known."""
     if name not in DEVICES:
-        raise ConfigError(f"--device {name!r} is not known; there are {', '.join(DEVICES)}")
+        message = f"{name!r} is not known; there are {', '.join(DEVICES)}"
+        raise ConfigError(message, key="--device", value=name, valid=DEVICES)
     return DEVICES[name]
 
 

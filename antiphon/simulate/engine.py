@@ -208,7 +208,8 @@ class SimulatedEngine:
         await asyncio.sleep(self.speed.load)
         await self.health()
         if self.load_failures():
-            raise WeightsError(f"weights of version {update.version} arrived with a wrong digest: not loaded")
+            message = f"weights of version {update.version} arrived with a wrong digest: not loaded"
+            raise WeightsError(message, version=update.version)
         self._paused -= 1
         self.version = update.version
         prefill = 0

@@ -6,7 +6,7 @@ import inspect
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, get_args, get_type_hints
 
@@ -26,6 +26,23 @@ SOURCES = Registry(
 _ROLES = get_args(get_type_hints(Message)["role"])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Place of a value in a dataset, for errors."""
+
+    source: str
+    path: str = ""
+    row: int | None = None
+    column: str = ""
+
+    def error(self, message: str) -> DataError:
+        """Return an error about the value."""
+        row = f", row {self.row}" if self.row else ""
+        column = f", column {self.column!r}" if self.column else ""
+        message = f"{self.source}{row}{column}: {message}"
+        return DataError(message, path=self.path, row=self.row, column=self.column)
+
+
 def load_prompts(task: TaskConfig, prompts: PromptsConfig, seed: int) -> list[Prompt]:
     """Load the prompts of a task in the source's order.
 
@@ -35,11 +52,12 @@ def load_prompts(task: TaskConfig, prompts: PromptsConfig, seed: int) -> list[Pr
         DataError: The source is empty, missing or malformed.
         ConfigError: The source does not take the options.
     """
-    where = f"task {task.name!r}, {prompts.source}" + (f" {prompts.path}" if prompts.path else "")
-    rows = islice(_rows(prompts, where), prompts.limit or None)
-    drafts = [_make_prompt(row, task, prompts, f"{where}, row {number}") for number, row in enumerate(rows, start=1)]
+    source = f"task {task.name!r}, {prompts.source}" + (f" {prompts.path}" if prompts.path else "")
+    place = _Place(source=source, path=prompts.path)
+    rows = enumerate(islice(_rows(prompts, place), prompts.limit or None), start=1)
+    drafts = [_make_prompt(row, task, prompts, replace(place, row=number)) for number, row in rows]
     if not drafts:
-        raise DataError(f"{where}, split {prompts.split!r}: there are no prompts")
+        raise place.error(f"there are no prompts of the split {prompts.split!r}")
     ids = _unique_ids([draft.id for draft in drafts], [_digest(draft) for draft in drafts])
     return [
         replace(draft, id=f"{task.name}/{name}", seed=draft.seed or derive(seed, "prompt", task.name, name))
@@ -58,41 +76,45 @@ def load_examples(
 def _response(prompt: Prompt, key: str, column: str) -> str:
     """Return the text in a column: a string, or the content of the last of its messages."""
     value = prompt.payload.get(column) if isinstance(prompt.payload, Mapping) else None
-    where = f"prompt {prompt.id!r}, column {column!r} ({key})"
+    place = _Place(source=f"prompt {prompt.id!r}", column=column)
     if value is None:
         known = ", ".join(map(str, prompt.payload)) if isinstance(prompt.payload, Mapping) else "no payload"
-        raise DataError(f"{where}: it is missing; the row has {known}")
-    last = Message("assistant", value) if isinstance(value, str) else _messages(value, where)[-1]
+        raise place.error(f"it is missing ({key} names it); the row has {known}")
+    last = Message("assistant", value) if isinstance(value, str) else _messages(value, place)[-1]
     if last.role != "assistant":
-        raise DataError(f"{where}: the last message is the {last.role}'s, expected a response")
+        raise place.error(f"the last message is the {last.role}'s, expected a response")
     return last.content
 
 
-def _rows(prompts: PromptsConfig, where: str) -> Iterator[Any]:
-    """Call the source; its `DataError`s name the task."""
+def _rows(prompts: PromptsConfig, place: _Place) -> Iterator[Any]:
+    """Call the source; its errors name the task."""
     source: Callable[..., Iterable[Any]] = SOURCES.resolve(prompts.source)
     options = {**({"path": prompts.path} if prompts.path else {}), **prompts.options}
     try:
         inspect.signature(source).bind(prompts.split, **options)
     except TypeError as error:
-        raise ConfigError(f"{where}: the source is called with (split, **options), but {error}") from None
+        message = f"{place.source} is called with (split, **options), but {error}"
+        raise ConfigError(message, key="options", value=options) from None
     try:
         yield from source(prompts.split, **options)
     except DataError as error:
-        raise DataError(f"{where}: {error}") from error
+        path = error.path or place.path
+        raise DataError(f"{place.source}: {error}", path=path, row=error.row, column=error.column) from error
+    except ConfigError as error:
+        raise ConfigError.from_mistakes(replace(each, path=place.source) for each in error.mistakes) from error
 
 
-def _make_prompt(row: Any, task: TaskConfig, prompts: PromptsConfig, where: str) -> Prompt:
+def _make_prompt(row: Any, task: TaskConfig, prompts: PromptsConfig, place: _Place) -> Prompt:
     """Make a prompt; its id is the row's own, or empty."""
     system = (Message("system", task.system),) if task.system is not None else ()
     if isinstance(row, Prompt):
         return replace(row, task=task.name, messages=system + row.messages)
     if not isinstance(row, Mapping):
-        raise DataError(f"{where}: is {type(row).__name__}, expected a mapping or a Prompt")
-    payload = dict(row)
+        raise place.error(f"is {type(row).__name__}, expected a mapping or a Prompt")
+    payload, place = dict(row), replace(place, column=prompts.prompt_column)
     if prompts.prompt_column not in payload:
-        raise DataError(f"{where}: {_missing_column(prompts.prompt_column, list(payload))}")
-    messages = _messages(payload[prompts.prompt_column], f"{where}, column {prompts.prompt_column!r}")
+        raise place.error(_missing_column(prompts.prompt_column, list(payload)))
+    messages = _messages(payload[prompts.prompt_column], place)
     own = payload.get("id")
     return Prompt(id="" if own is None else str(own), task=task.name, messages=system + messages, payload=payload)
 
@@ -100,23 +122,24 @@ def _make_prompt(row: Any, task: TaskConfig, prompts: PromptsConfig, where: str)
 def _missing_column(column: str, columns: list[str]) -> str:
     nearest = difflib.get_close_matches(column, columns, n=1)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-    return f"there is no column {column!r}: {hint}it has {', '.join(map(str, columns)) or 'none'} (set prompt_column)"
+    known = ", ".join(map(str, columns)) or "none"
+    return f"it is missing (prompt_column names it): {hint}the row has {known}"
 
 
-def _messages(value: Any, where: str) -> tuple[Message, ...]:
+def _messages(value: Any, place: _Place) -> tuple[Message, ...]:
     """Return messages: a string is one user message, a list holds messages."""
     if isinstance(value, str):
         return (Message("user", value),)
     if not isinstance(value, list) or not value:
-        raise DataError(f"{where}: holds {type(value).__name__}, expected a string or a list of messages")
-    return tuple(_message(item, where) for item in value)
+        raise place.error(f"holds {type(value).__name__}, expected a string or a list of messages")
+    return tuple(_message(item, place) for item in value)
 
 
-def _message(item: Any, where: str) -> Message:
+def _message(item: Any, place: _Place) -> Message:
     if not isinstance(item, Mapping) or not isinstance(item.get("content"), str):
-        raise DataError(f"{where}: a message is a mapping with the strings 'role' and 'content', not {item!r:.80}")
+        raise place.error(f"a message is a mapping with the strings 'role' and 'content', not {item!r:.80}")
     if item.get("role") not in _ROLES:
-        raise DataError(f"{where}: a message has the role {item.get('role')!r}, expected one of {', '.join(_ROLES)}")
+        raise place.error(f"a message has the role {item.get('role')!r}, expected one of {', '.join(_ROLES)}")
     return Message(item["role"], item["content"])
 
 

@@ -24,7 +24,8 @@ class Renderer:
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory)
         if not (self.directory / "tokenizer.json").is_file():
-            raise DataError(f"{directory} has no tokenizer.json; write one there with AutoTokenizer's save_pretrained")
+            message = f"{directory} has no tokenizer.json; write one there with AutoTokenizer's save_pretrained"
+            raise DataError(message, path=self.directory / "tokenizer.json")
         self._tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(str(directory), local_files_only=True)
         self._encode = lru_cache(maxsize=CACHED_TEXTS)(self._encode_uncached)
         self.eos_ids = self._read_eos_ids()
@@ -77,7 +78,8 @@ class Renderer:
         turn = Message("assistant", placeholder)
         _, found, tail = self._render([*messages[:-1], turn, *observations], tools).rpartition(placeholder)
         if not found:
-            raise DataError(f"the chat template of {self.directory} leaves out an assistant's message before the last")
+            message = f"the chat template of {self.directory} leaves out an assistant's message before the last"
+            raise DataError(message, path=self.directory)
         tokens = self._encode(tail, add_special_tokens=False)
         return tokens[1:] if closed and len(tokens) and int(tokens[0]) in self.eos_ids else tokens
 
@@ -95,7 +97,8 @@ class Renderer:
         text = prompt.payload.get(response)
         if not isinstance(text, str):
             known = ", ".join(map(str, prompt.payload))
-            raise DataError(f"sft.response: prompt {prompt.id!r} has no text under {response!r}; it has {known}")
+            message = f"sft.response: prompt {prompt.id!r} has no text under {response!r}; it has {known}"
+            raise DataError(message, column=response)
         return self.encode_prompt(prompt.messages), self.encode_response(text)
 
     def decode(self, tokens: IntArray) -> str:
@@ -109,12 +112,14 @@ class Renderer:
                 plain, tools=list(tools) or None, tokenize=False, add_generation_prompt=True
             )
         except Exception as error:  # named boundary: a template may raise anything
-            raise DataError(f"the chat template of {self.directory} refuses these messages: {error}") from error
+            message = f"the chat template of {self.directory} refuses these messages: {error}"
+            raise DataError(message, path=self.directory) from error
         return cast(str, text)
 
     def _concatenate(self, messages: Sequence[Message], tools: Tools) -> str:
         if tools or any(message.tool_calls for message in messages):
-            raise DataError(f"{self.directory} has no chat template, so tools cannot be described to its model")
+            message = f"{self.directory} has no chat template, so tools cannot be described to its model"
+            raise DataError(message, path=self.directory)
         end = {"assistant": self._tokenizer.eos_token}  # of earlier responses
         return "".join(message.content + end.get(message.role, "") for message in messages)
 
@@ -123,7 +128,8 @@ class Renderer:
         try:
             ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         except Exception as error:  # named boundary: tokenizers raise plain exceptions
-            raise DataError(f"the tokenizer of {self.directory} cannot encode {text[:100]!r}: {error}") from error
+            message = f"the tokenizer of {self.directory} cannot encode {text[:100]!r}: {error}"
+            raise DataError(message, path=self.directory) from error
         tokens = np.asarray(ids, dtype=np.int32)
         tokens.setflags(write=False)  # it is cached
         return tokens

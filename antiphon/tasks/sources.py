@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from antiphon.core.errors import DataError
-from antiphon.tasks.splits import SPLITS, split_of
+from antiphon.core.errors import ConfigError, DataError
+from antiphon.tasks.splits import check_split, split_of
 
 Row = dict[str, Any]
 
@@ -18,11 +18,12 @@ Row = dict[str, Any]
 def _files(path: str, split: str, suffix: str) -> list[Path]:
     """Return `path` itself, or the files of the split in a directory, such as `train-00000-of-00002.parquet`."""
     if not path:
-        raise DataError("`path` is missing: it names the file, or a directory that holds one for each split")
+        raise ConfigError("is missing: it names the file, or a directory that holds one for each split", key="path")
     place = Path(path)
     found = sorted(place.glob(f"{split}*{suffix}")) if place.is_dir() else [place]
     if not found or not found[0].exists():
-        raise DataError(f"there is no file {place / (split + '*' + suffix) if place.is_dir() else place}")
+        wanted = place / f"{split}*{suffix}" if place.is_dir() else place
+        raise DataError(f"there is no file {wanted}", path=wanted)
     return found
 
 
@@ -36,9 +37,11 @@ def jsonl(split: str, path: str = "") -> Iterator[Row]:
                 try:
                     row = json.loads(line)
                 except json.JSONDecodeError as error:
-                    raise DataError(f"{file}, line {number}: not valid JSON ({error.msg})") from None
+                    message = f"{file}, line {number}: not valid JSON ({error.msg})"
+                    raise DataError(message, path=f"{file}:{number}") from None
                 if not isinstance(row, dict):
-                    raise DataError(f"{file}, line {number}: holds {type(row).__name__}, expected an object")
+                    message = f"{file}, line {number}: holds {type(row).__name__}, expected an object"
+                    raise DataError(message, path=f"{file}:{number}")
                 yield row
 
 
@@ -53,7 +56,7 @@ def parquet(split: str, path: str = "") -> Iterator[Row]:
                 for batch in table.iter_batches():
                     yield from batch.to_pylist()
         except pyarrow.ArrowInvalid as error:
-            raise DataError(f"{file} is not a Parquet file: {error}") from None
+            raise DataError(f"{file} is not a Parquet file: {error}", path=file) from None
 
 
 def huggingface(split: str, path: str = "", **options: Any) -> Iterator[Row]:
@@ -63,7 +66,7 @@ def huggingface(split: str, path: str = "", **options: Any) -> Iterator[Row]:
     try:
         rows = datasets.load_dataset(path, split=split, **options)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise DataError(f"dataset {path!r}, split {split!r}: {_first_line(error)}") from error
+        raise DataError(f"dataset {path!r}, split {split!r}: {_first_line(error)}", path=path) from error
     yield from rows
 
 
@@ -74,13 +77,12 @@ def reasoning_gym(split: str, path: str = "", size: int = 1000, seed: int = 0, *
     """
     import reasoning_gym
 
-    if split not in SPLITS:
-        raise DataError(f"reasoning_gym has the splits {', '.join(SPLITS)}, not {split!r}")
+    check_split(split)
     most = 100 * (size + 10)  # enough for a tenth of the problems many times over, unless the dataset has too few
     try:
         dataset = reasoning_gym.create_dataset(path, seed=seed, size=most, **config)
     except (ValueError, TypeError, AssertionError) as error:
-        raise DataError(f"reasoning_gym dataset {path!r} with {config}: {_first_line(error)}") from error
+        raise DataError(f"reasoning_gym dataset {path!r} with {config}: {_first_line(error)}", path=path) from error
     seen: set[str] = set()
     for entry in (dataset[index] for index in range(most)):
         question = entry["question"]
@@ -91,7 +93,8 @@ def reasoning_gym(split: str, path: str = "", size: int = 1000, seed: int = 0, *
         if len(seen) == size:
             return
     raise DataError(
-        f"reasoning_gym dataset {path!r}: {size} different {split} problems were asked for, only {len(seen)} found"
+        f"reasoning_gym dataset {path!r}: {size} different {split} problems were asked for, only {len(seen)} found",
+        path=path,
     )
 
 

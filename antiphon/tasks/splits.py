@@ -2,7 +2,15 @@
 
 import hashlib
 
+from antiphon.core.errors import ConfigError
+
 SPLITS = ("train", "validation", "test")
+
+
+def check_split(split: str) -> None:
+    """Raise `ConfigError` if there is no such split."""
+    if split not in SPLITS:
+        raise ConfigError(f"{split!r} must be {', '.join(SPLITS)}", key="split", value=split, valid=SPLITS)
 
 
 def split_of(text: str) -> str:

@@ -61,6 +61,5 @@ def apply_adapters(
                     weight = merge_adapter(weight.to(a.device), a, b, adapters.scale)
                 yield name, weight
     if parts:
-        raise WeightsError(
-            f"{adapters.base} has no weight {min(parts).rpartition('/')[0]!r}, but an adapter for it came"
-        )
+        name = min(parts).rpartition("/")[0]
+        raise WeightsError(f"{adapters.base} has no weight {name!r}, but an adapter for it came", tensor=name)

@@ -45,7 +45,9 @@ class CheckpointLayout:
             name = wrong[0]
             raise WeightsError(
                 f"weights of version {version} are not the model's: not loaded. {len(wrong)} tensors differ; "
-                f"{name!r} has shape {wanted.get(name, 'none')} here and {sent.get(name, 'none')} there"
+                f"{name!r} has shape {wanted.get(name, 'none')} here and {sent.get(name, 'none')} there",
+                tensor=name,
+                version=version,
             )
 
     def convert(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -123,7 +123,8 @@ class _Receiver:
             self._store.queue_push(REQUESTS, f"{self._name} {update.version} {key}")
             if (answer := self._store.get(key)) == TOO_LATE:
                 raise WeightsError(
-                    f"weights of version {update.version} are no longer broadcast: a newer version has replaced them"
+                    f"weights of version {update.version} are no longer broadcast: a newer version has replaced them",
+                    version=update.version,
                 )
             self._store.delete_key(key)
             name, rank, size = answer.decode().split()
@@ -135,7 +136,8 @@ class _Receiver:
                 self._group = "", None
                 continue
             return copy
-        raise WeightsError(f"weights of version {update.version} did not arrive in {TRIES} broadcasts")
+        message = f"weights of version {update.version} did not arrive in {TRIES} broadcasts"
+        raise WeightsError(message, version=update.version)
 
 
 @cache

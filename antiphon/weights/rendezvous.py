@@ -162,7 +162,8 @@ def open_store(host: str, timeout: timedelta) -> tuple[RunStore, str]:
     try:
         listener = socket.create_server((host, 0))
     except OSError as error:
-        raise ConfigError(f"weights.host: {host!r} is no address of the learner's machine: {error}") from error
+        message = f"{host!r} is no address of the learner's machine: {error}"
+        raise ConfigError(message, key="weights.host", value=host) from error
     secret = secrets.token_bytes(32)
     address = f"{host}:{listener.getsockname()[1]}/{secret.hex()}"
     StoreServer(listener, secret)

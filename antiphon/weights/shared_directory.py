@@ -29,7 +29,8 @@ def shared_directory(name: str, parent: str = "") -> Iterator[Path]:
     try:
         path, lock = _make_locked(name, parent)
     except OSError as error:
-        raise ConfigError(f"weights.directory: cannot write to {parent!r}: {error.strerror}") from error
+        message = f"cannot write to {parent!r}: {error.strerror}"
+        raise ConfigError(message, key="weights.directory", value=parent) from error
     try:
         yield path
     finally:

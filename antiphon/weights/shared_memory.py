@@ -57,7 +57,8 @@ class SharedMemory(WeightChannel):
             content = _read(update.location, update.manifest.size)
         except (OSError, ValueError) as error:
             raise WeightsError(
-                f"weights of version {update.version} cannot be read at {update.location}: {error}"
+                f"weights of version {update.version} cannot be read at {update.location}: {error}",
+                version=update.version,
             ) from error
         yield from unpack_tensors(update, content)
 

@@ -76,7 +76,8 @@ def unpack_tensors(update: WeightsUpdate, content: torch.Tensor) -> Iterator[tup
     if arrived != manifest.digest:
         raise WeightsError(
             f"weights of version {update.version} arrived with digest {arrived:016x}, sent with "
-            f"{manifest.digest:016x}: not loaded"
+            f"{manifest.digest:016x}: not loaded",
+            version=update.version,
         )
     sent = ((layout.name, _tensor_view(layout, content)) for layout in manifest.tensors)
     yield from apply_adapters(sent, manifest.adapters)

@@ -7,10 +7,9 @@ from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from antiphon.core.errors import ConfigError
 from antiphon.core.rng import generator
 from antiphon.tasks.environments.actions import extract_answer
-from antiphon.tasks.environments.base import require
+from antiphon.tasks.environments.base import OptionError, require
 from antiphon.tasks.environments.turns import TurnBasedGame
 
 _OPERATION = re.compile(r"(\d{1,9})\s*([-+*/])\s*(\d{1,9})")
@@ -65,8 +64,11 @@ class Countdown(TurnBasedGame):
             if target and target not in drawn:
                 self._have, self._target, self._plan = drawn, target, dict[Numbers, str]()
                 return
-        raise ConfigError(
-            f"environment {self.name!r}: none of {MOST_DRAWS} drawn games has a target: raise largest or numbers"
+        raise OptionError(
+            f"environment {self.name!r}: none of {MOST_DRAWS} drawn games has a target: raise largest or numbers",
+            environment=self.name,
+            key="largest",
+            value=self.config.largest,
         )
 
     def _steps(self, have: Numbers) -> Iterator[tuple[str, Numbers]]:

@@ -65,7 +65,8 @@ class MiniSWE(BaseEnvironment):
     def __init__(self, prompt: Prompt, **options: Any) -> None:
         super().__init__(**options)
         if not isinstance(prompt.payload, Mapping) or "instance" not in prompt.payload:
-            raise DataError(f"prompt {prompt.id} has no Mini-SWE instance: use the prompt source mini_swe")
+            message = f"prompt {prompt.id} has no Mini-SWE instance: use the prompt source mini_swe"
+            raise DataError(message, column="instance")
         self._instance = instance_of(prompt.payload["instance"])
         self._package = package_of(self._instance)
         self._box: ShellSandbox | None = None

@@ -21,7 +21,7 @@ import msgspec
 
 from antiphon.core.errors import DataError
 from antiphon.sandbox.sessions.config import WORK
-from antiphon.tasks.splits import SPLITS, split_of
+from antiphon.tasks.splits import check_split, split_of
 
 STORED = Path(__file__).with_name("instances.json")
 DATA = Path(__file__).with_name("data")
@@ -130,7 +130,7 @@ def load_package(name: str) -> Package:
                 if content := tar.extractfile(member):
                     files[member.name] = content.read()
     except (OSError, EOFError, tarfile.TarError, lzma.LZMAError) as error:
-        raise DataError(f"{archive} cannot be read: {error}") from error
+        raise DataError(f"{archive} cannot be read: {error}", path=archive) from error
     return Package(name, VERSIONS[name], {path: text for path, text in files.items() if path.startswith(f"{name}/")})
 
 
@@ -170,10 +170,10 @@ def instance_of(row: Any) -> Instance:
 def read_instances(file: Path = STORED) -> list[Instance]:
     """Read stored instances; `DataError` if the file is missing or malformed."""
     try:
-        rows = msgspec.json.decode(file.read_bytes())
+        return msgspec.json.decode(file.read_bytes(), type=list[Instance])
     except (OSError, msgspec.DecodeError) as error:
-        raise DataError(f"Mini-SWE instances cannot be read: {error or file}; {BUILD} --out FILE makes some") from None
-    return [instance_of(row) for row in rows]
+        message = f"Mini-SWE instances in {file} cannot be read: {error}; {BUILD} --out FILE makes some"
+        raise DataError(message, path=file) from None
 
 
 def write_instances(instances: Iterable[Instance], file: Path = STORED) -> None:
@@ -187,8 +187,7 @@ def mini_swe(split: str, path: str = "") -> Iterator[dict[str, Any]]:
 
     The path of the faulty file decides the split, so no file is in two splits.
     """
-    if split not in SPLITS:
-        raise DataError(f"Mini-SWE has the splits {', '.join(SPLITS)}, not {split!r}")
+    check_split(split)
     for instance in read_instances(Path(path) if path else STORED):
         package_of(instance)
         if split_of(instance.path) == split:

@@ -5,9 +5,8 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from antiphon.core.errors import ConfigError
 from antiphon.core.rng import generator
-from antiphon.tasks.environments.base import require
+from antiphon.tasks.environments.base import OptionError, require
 from antiphon.tasks.environments.grid import DIRECTIONS, GridGame
 from antiphon_envs.sokoban.expert import needs_moves, solve
 from antiphon_envs.sokoban.generate import draw_room
@@ -95,10 +94,13 @@ class Sokoban(GridGame):
             start = draw_room(random, height, width, config.boxes, config.pulls, config.turns)
             if start is not None and needs_moves(start, config.least_moves):
                 return start
-        raise ConfigError(
+        raise OptionError(
             f"environment {self.name!r}: none of {MOST_DRAWS} drawn rooms has a solution for size {config.size}, boxes "
             f"{config.boxes}, turns {config.turns} and least_moves {config.least_moves}: have larger rooms, fewer boxes or "
-            "easier games"
+            "easier games",
+            environment=self.name,
+            key="size",
+            value=config.size,
         )
 
     def _goal(self) -> str:

@@ -5,16 +5,14 @@
 
 from collections.abc import Iterator
 
-from antiphon.core.errors import DataError
-from antiphon.tasks.splits import SPLITS, split_of
+from antiphon.tasks.splits import check_split, split_of
 
 
 def problems(split: str) -> Iterator[dict[str, str]]:
     """The problems of one split: about 6,480 for training, 810 each for validation and test; none is in two.
 
     `answer` is the whole response, the sums included, and `response` the same for supervised training."""
-    if split not in SPLITS:
-        raise DataError(f"the splits are {', '.join(SPLITS)}, not {split!r}")
+    check_split(split)
     for a in range(10, 100):
         for b in range(10, 100):
             prompt = f"{a}+{b}="

@@ -31,6 +31,7 @@ from antiphon.record.trajectories import read
 from antiphon.run import commands
 from antiphon.run.config import RunConfig
 from tests.chaos.test_resume import KILLED, last_checkpoint, trained
+from tests.raising import raises_with
 
 AGENT = [
     {
@@ -213,7 +214,7 @@ def test_a_teacher_with_other_tokens_is_refused(project, tmp_path):
     vocabulary = tokenizer["model"]["vocab"]
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
     (teacher / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(DataError, match="'a' is token"):
+    with raises_with(DataError, match="'a'", path=teacher):
         train(project, algorithm="opd", teachers=[{"path": str(teacher)}])
 
 

@@ -28,6 +28,7 @@ from antiphon.tasks.config import PairsConfig
 from antiphon.tasks.prompts import load_examples
 from antiphon.tasks.rendering import Renderer
 from antiphon.tasks.rewards import build_reward
+from tests.raising import raises_with
 
 VERBS = {
     "dpo": (DpoConfig, offline.dpo),
@@ -187,7 +188,7 @@ def test_a_run_repeats_itself_in_processes(project, pairs):
         for steps in (threads, project.metrics("again"))
     )
     assert first == second and len(first) == 3
-    with pytest.raises(ConfigError, match="--overwrite"):
+    with raises_with(ConfigError, match="--overwrite", path=project.folder / "runs" / "run"):
         offline.dpo(load(path, model=DpoConfig))
 
 
@@ -208,48 +209,52 @@ def test_adapters_learn_too(project, pairs, verb):
 
 
 def test_a_missing_column_is_named(project, pairs):
-    with pytest.raises(DataError, match=r"column 'better' \(chosen_column\).*prompt, chosen, rejected"):
+    with raises_with(DataError, match="chosen_column", column="better"):
         run(project, "dpo", data=prompts(pairs) | {"chosen_column": "better"})
-    with pytest.raises(DataError, match=r"no column 'question'.*chosen"):
+    with raises_with(DataError, match="prompt_column", path=pairs, row=1, column="question"):
         run(project, "dpo", data=prompts(pairs) | {"prompt_column": "question"})
     assert not (project.folder / "runs").exists()
 
 
 @pytest.mark.parametrize(
-    "rows, said",
+    "rows, fields",
     [
-        ({"prompt": "", "chosen": "a", "rejected": "b"}, "is empty"),
-        ({"prompt": "p", "chosen": 3, "rejected": "b"}, "holds int, expected a string or a list of messages"),
-        ({"prompt": "p", "chosen": [{"role": "user", "content": "a"}], "rejected": "b"}, "is the user's"),
+        ({"prompt": "", "chosen": "a", "rejected": "b"}, {"row": 1}),
+        ({"prompt": "p", "chosen": 3, "rejected": "b"}, {"column": "chosen"}),
+        ({"prompt": "p", "chosen": [{"role": "user", "content": "a"}], "rejected": "b"}, {"column": "chosen"}),
     ],
 )
-def test_a_row_that_is_no_pair_is_named(project, rows, said):
+def test_a_row_that_is_no_pair_is_named(project, rows, fields):
     (project.folder / "rows.jsonl").write_text(json.dumps(rows))
-    with pytest.raises(DataError, match=said):
+    with raises_with(DataError, **fields):
         run(project, "dpo", data=prompts(project.folder / "rows.jsonl"))
 
 
 @pytest.mark.parametrize(
-    "verb, override, said",
+    "verb, override, key, value",
     [
-        ("dpo", "dpo.loss=ppo", r"override 'dpo.loss=ppo': dpo.loss: .*'dpo' or 'ipo', not \"ppo\""),
-        ("dpo", "dpo.label_smoothing=0.5", "dpo.label_smoothing: .*less than 0.5, not 0.5"),
-        ("dpo", "dpo={loss: ipo, label_smoothing: 0.1}", "dpo.label_smoothing: 0.1"),
-        ("dpo", "data.chosen_colum=x", "did you mean 'chosen_column'"),
-        ("dpo", "learner.epochs=2", "learner.epochs: 2 is for reinforcement learning, here it is 1; give `epochs`"),
-        ("dpo", "learner.kind=mine:Learner", "learner.kind: 'mine:Learner' is for reinforcement learning"),
-        ("dpo", "evaluate_every=2", "evaluate_every: 2 needs data to validate on; give `validation`"),
-        ("dpo", "name=a/b", "name: 'a/b'"),
-        ("dpo", "data.source=jsonll", "data.source: .*did you mean 'jsonl'"),
-        ("dpo", "record.events=true", "record.events: true is for reinforcement learning"),
-        ("reward-model", "dpo.beta=1", "dpo: there is no such key"),
-        ("distill", "steps=1", r"distill.*is missing"),
-        ("distill", "distill={teacher: t, skew: 1}", "distill.skew: .*less than 1, not 1"),
+        ("dpo", "dpo.loss=ppo", "dpo.loss", "ppo"),
+        ("dpo", "dpo.label_smoothing=0.5", "dpo.label_smoothing", 0.5),
+        ("dpo", "dpo={loss: ipo, label_smoothing: 0.1}", "dpo.label_smoothing", 0.1),
+        ("dpo", "data.chosen_colum=x", "data.chosen_colum", "x"),
+        ("dpo", "learner.epochs=2", "learner.epochs", 2),
+        ("dpo", "learner.kind=mine:Learner", "learner.kind", "mine:Learner"),
+        ("dpo", "evaluate_every=2", "evaluate_every", 2),
+        ("dpo", "name=a/b", "name", "a/b"),
+        ("dpo", "data.source=jsonll", "data.source", "jsonll"),
+        ("dpo", "record.events=true", "record.events", True),
+        ("reward-model", "dpo.beta=1", "dpo", {"beta": 1}),
+        ("distill", "distill={teacher: t, skew: 1}", "distill.skew", 1),
     ],
 )
-def test_an_impossible_configuration_is_one_message(project, pairs, verb, override, said):
-    with pytest.raises(ConfigError, match=said):
+def test_an_impossible_configuration_is_one_message(project, pairs, verb, override, key, value):
+    with raises_with(ConfigError, key=key, value=value, path=f"override {override!r}"):
         load(config(project, verb, data=prompts(pairs)), [override], model=VERBS[verb][0])
+
+
+def test_distillation_needs_a_teacher(project, pairs):
+    with raises_with(ConfigError, key="distill", value=None):
+        load(config(project, "distill", data=prompts(pairs)), model=VERBS["distill"][0])
 
 
 def test_teacher_with_another_tokenizer_is_refused_early(project):
@@ -260,7 +265,7 @@ def test_teacher_with_another_tokenizer_is_refused_early(project):
     words["a"], words["b"] = words["b"], words["a"]
     (teacher / "tokenizer.json").write_text(json.dumps(written))
     (teacher / "model.safetensors").write_bytes(b"")  # that nothing is there is not noticed
-    with pytest.raises(DataError, match=r"teacher: its tokenizer is not that of .*'a' is token 11 there and 12 here"):
+    with raises_with(DataError, match="'a'", path=teacher):
         run(project, "distill", data={"source": "mytask:problems"}, distill={"teacher": str(teacher)})
 
 
@@ -315,7 +320,7 @@ def test_a_worker_that_hangs_ends_the_run(project, pairs, monkeypatch, verb, wor
         sections = {"data": {"source": "mytask:problems"}, "distill": {"teacher": str(project.model)}}
     try:
         # On a machine that is slow enough it is an earlier wait that ends.
-        with pytest.raises(StallError, match=rf"run waited more than 3 s for (.|\n)*{on}"):
+        with pytest.raises(StallError, match=on):
             run(project, verb, "timeout=3", **sections)
     finally:
         released.set()

@@ -15,6 +15,7 @@ from antiphon.core.errors import ConfigError
 from antiphon.inspect.audit import audit
 from antiphon.run.config import RunConfig
 from antiphon.run.placement import resolve_placement
+from tests.raising import raises_with
 
 CORES = sorted(os.sched_getaffinity(0))
 FIRST, LAST = (f"cpu:{core}-{core}" for core in (CORES[0], CORES[-1]))
@@ -124,46 +125,33 @@ def test_a_placement_means_the_same_on_ray(project):
 
 
 @pytest.mark.parametrize(
-    ("sections", "message"),
+    ("sections", "key", "value"),
     [
-        ({"placement": {"learner": "gpu:0-"}}, "placement.learner: 'gpu:0-' names no devices"),
-        ({"placement": {"lerner": "cpu:1"}}, "placement.lerner: there is no such key"),
-        (
-            {"placement": {"engine": "anywhere"}},
-            "'anywhere' is of a cluster of several nodes, and cluster.kind is local",
-        ),
-        ({"placement": {"learner": "cpu:1"}, "cluster": {"debug": True}}, "threads of one process cannot be placed"),
-        (
-            {"placement": {"auto": True, "learner": FIRST}},
-            "the planner places all or nothing, and learner is placed already",
-        ),
-        (
-            {"placement": {"engine": "anywhere"}, "cluster": {"kind": "ray"}},
-            "weights.channel: the shared memory of one node does not reach engines on others",
-        ),
+        ({"placement": {"learner": "gpu:0-"}}, "placement.learner", "gpu:0-"),
+        ({"placement": {"lerner": "cpu:1"}}, "placement.lerner", "cpu:1"),
+        ({"placement": {"engine": "anywhere"}}, "placement.engine", "anywhere"),
+        ({"placement": {"learner": "cpu:1"}, "cluster": {"debug": True}}, "cluster.debug", True),
+        ({"placement": {"auto": True, "learner": FIRST}}, "placement.auto", True),
+        ({"placement": {"engine": "anywhere"}, "cluster": {"kind": "ray"}}, "weights.channel", None),
     ],
 )
-def test_impossible_placement_is_refused_with_the_config(project, sections, message):
-    with pytest.raises(ConfigError) as refused:
+def test_impossible_placement_is_refused_with_the_config(project, sections, key, value):
+    with raises_with(ConfigError, key=key, value=value):
         load(project.config(**sections), model=RunConfig)
-    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("sections", "message"),
+    ("sections", "key"),
     [
-        ({"placement": {"learner": "cpu:4000"}}, "placement.learner: of the 4000 cores of cpu:4000 other roles leave"),
-        (
-            {"placement": {"learner": FIRST}, "learner": {"threads": 2}},
-            "placement.learner: 2 threads are more than its 1 cores",
-        ),
-        ({"placement": {"engine": FIRST, "judge": FIRST}}, "and both generate at the same time"),
+        ({"placement": {"learner": "cpu:4000"}}, "placement.learner"),
+        ({"placement": {"learner": FIRST}, "learner": {"threads": 2}}, "placement.learner"),
+        ({"placement": {"engine": FIRST, "judge": FIRST}}, "placement.judge"),
     ],
 )
-def test_placement_beyond_this_machine_is_refused_early(project, sections, message):
-    with pytest.raises(ConfigError) as refused:
-        resolve_placement(LocalCluster(ClusterConfig()).nodes(), load(project.config(**sections), model=RunConfig))
-    assert message in str(refused.value)
+def test_placement_beyond_this_machine_is_refused_early(project, sections, key):
+    config = load(project.config(**sections), model=RunConfig)
+    with raises_with(ConfigError, key=key):
+        resolve_placement(LocalCluster(ClusterConfig()).nodes(), config)
 
 
 def test_a_device_that_is_not_there_is_one_clear_error(project):

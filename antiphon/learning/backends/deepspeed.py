@@ -42,7 +42,9 @@ class ZeroModel(ShardedModel):
         device = next(self.model.parameters()).device
         if (chosen := get_accelerator().device_name()) != device.type:
             raise UnsupportedError(
-                f"learner.device: {device.type!r}, and DeepSpeed has chosen {chosen!r}: set DS_ACCELERATOR"
+                f"learner.device: {device.type!r}, and DeepSpeed has chosen {chosen!r}: set DS_ACCELERATOR",
+                key="learner.device",
+                value=device.type,
             )
         set_environment(LOCAL_RANK=str(device.index or 0))  # what its launcher would say
         # Collectives of its own for CPUs, which only its inference uses, are not to be compiled for minutes.

@@ -67,11 +67,13 @@ class MegatronLearner(TorchLearner):
 
     def __init__(self, model_path: str, config: LearnerConfig, seed: int) -> None:
         for key, message in megatron_problems(config):
-            raise ConfigError(f"learner.{key}: {message}")
+            raise ConfigError(message, key=f"learner.{key}")
         if resolve_device(config.device).type != self.runs_on:
             raise UnsupportedError(
                 f"learner.kind: megatron needs a CUDA device, and the learner's is {resolve_device(config.device).type} "
-                "(learner.device); kind torch runs anywhere, on the same meshes"
+                "(learner.device); kind torch runs anywhere, on the same meshes",
+                key="learner.kind",
+                value="megatron",
             )
         self.options = parse(MegatronOptions, config.options, "learner.options")
         super().__init__(model_path, config, seed)
@@ -82,7 +84,7 @@ class MegatronLearner(TorchLearner):
         torch.manual_seed(self.seed)
         source = self._load()
         for key, message in megatron_incompatibilities(source.config.to_dict(), self.config.mesh):
-            raise UnsupportedError(f"learner.{key}: {message}")
+            raise UnsupportedError(f"learner.{key}: {message}", key=f"learner.{key}")
         self._kind = type(source)
         self._frequencies = source.base_model.rotary_emb.inv_freq  # of rotary positions
         self.shards: MegatronModel = MegatronModel(source, self.mesh, self.config, self.options)
@@ -217,7 +219,8 @@ class MegatronModel(ShardedModel):
             return {name: part for name, part in found.items() if name in whole}
 
         if strange := whole.keys() - parts_of(range(shape.num_hidden_layers), True, True).keys():
-            raise UnsupportedError(f"learner.kind: {min(strange)} of the model has no place in one of Megatron-Core's")
+            message = f"learner.kind: {min(strange)} of the model has no place in one of Megatron-Core's"
+            raise UnsupportedError(message, key="learner.kind", value="megatron")
         own = parts_of(range(stage * per, (stage + 1) * per), stage == 0, stage == sizes.pipeline - 1)
         self._rows, self._cut = rows[place("tensor")], {}
         self._experts = {name.rpartition(".")[0]: self.model for name, part in own.items() if part.stacked}

@@ -48,7 +48,8 @@ def load_model(
     """
     logging.getLogger("transformers").setLevel(logging.ERROR)
     if Path(path).is_dir() and not (Path(path) / "config.json").is_file():
-        raise DataError(f"model {path!r}: the directory has no config.json, so it is not a Hugging Face model")
+        message = f"model {path!r}: the directory has no config.json, so it is not a Hugging Face model"
+        raise DataError(message, path=Path(path) / "config.json")
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False, **options)
         if device.type == "meta":
@@ -60,7 +61,7 @@ def load_model(
         raise UnsupportedError(f"model {path!r} cannot be a {kind.__name__}: {str(error).splitlines()[0]}") from error
     except OSError as error:
         reason = str(error).strip().splitlines()[0]
-        raise DataError(f"model {path!r} cannot be loaded: {reason}") from error
+        raise DataError(f"model {path!r} cannot be loaded: {reason}", path=path) from error
     model.to(device)
     loaded: PreTrainedModel = model
     return loaded
@@ -132,7 +133,8 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         try:
             files: list[Any] = [safe_open(file, framework="pt") for file in _safetensors(str(path))]
         except (OSError, SafetensorError) as error:
-            raise DataError(f"model {str(path)!r} cannot be read: {str(error).splitlines()[0]}") from error
+            reason = str(error).splitlines()[0]
+            raise DataError(f"model {str(path)!r} cannot be read: {reason}", path=path) from error
         self._files = {key: file for file in files for key in file.keys()}  # noqa: SIM118 - which is no mapping
         transforms = get_model_conversion_mapping(self._model)
         self._renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
@@ -177,7 +179,8 @@ class Checkpoint(Mapping[str, torch.Tensor]):
             tensor = made[0] if isinstance(made, list) else made
         if tensor.shape != self._own[name].shape:
             there, here = list(tensor.shape), list(self._own[name].shape)
-            raise DataError(f"model {str(self.path)!r}: {name} has the shape {there}, and should have {here}")
+            message = f"model {str(self.path)!r}: {name} has the shape {there}, and should have {here}"
+            raise DataError(message, path=self.path)
         return tensor
 
     def _read(self, key: str) -> torch.Tensor:
@@ -213,7 +216,8 @@ def _safetensors(path: str) -> list[str]:
         return files
     raise DataError(
         f"model {path!r} has neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}: each of several ranks "
-        "reads its share from such files, which transformers' save_pretrained writes"
+        "reads its share from such files, which transformers' save_pretrained writes",
+        path=path,
     )
 
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from antiphon.core.errors import DataError, UnsupportedError
+from antiphon.core.errors import ConfigError, UnsupportedError
 from antiphon.learning.config import LoraConfig
 from antiphon.weights.adapters import merge_adapter
 
@@ -31,18 +31,21 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig) -> None:
     All of them get one, or those that `config.targets` names. B is zero, so outputs do not change yet.
 
     Raises:
-        DataError: The model has none of these layers.
+        ConfigError: The model has none of these layers.
     """
     body = {id(module) for module in model.base_model.modules()}
-    found = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear)
-        and id(module) in body
-        and (not config.targets or name.rpartition(".")[2] in config.targets)
+    linear = [
+        name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and id(module) in body
     ]
+    found = [name for name in linear if not config.targets or name.rpartition(".")[2] in config.targets]
     if not found:
-        raise DataError(f"{type(model).__name__} has no linear layers called {', '.join(config.targets)}")
+        valid = sorted({name.rpartition(".")[2] for name in linear})
+        raise ConfigError(
+            f"{type(model).__name__} has no linear layers called {', '.join(config.targets)}: valid are {', '.join(valid)}",
+            key="learner.lora.targets",
+            value=config.targets,
+            valid=valid,
+        )
     model.requires_grad_(False)
     with _on_cpu([parameter for parameter in model.parameters() if parameter.is_meta]):
         _import_peft().inject_adapter_in_model(_settings(config, found), model, adapter_name=NAME)
@@ -127,4 +130,4 @@ def _import_peft() -> ModuleType:
     try:
         return importlib.import_module("peft")
     except ModuleNotFoundError as error:
-        raise UnsupportedError("learner.lora needs peft: pip install -e '.[peft]'") from error
+        raise UnsupportedError("learner.lora needs peft: pip install -e '.[peft]'", key="learner.lora") from error

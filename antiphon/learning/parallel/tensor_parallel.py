@@ -36,14 +36,15 @@ def check_division(model: PreTrainedModel, mesh: MeshConfig, at: str = "learner.
     kind, styles = type(model).__name__, set[str]()
     for name, module, style in planned_layers(model) if mesh.tensor > 1 else ():
         if style not in (COLUMNS, ROWS, PARTIAL):
-            raise UnsupportedError(f"{at}.tensor: {name} of {kind} cannot be cut ({style})")
+            raise UnsupportedError(f"{at}.tensor: {name} of {kind} cannot be cut ({style})", key=f"{at}.tensor")
         if style == ROWS and getattr(module, "base_layer", module).bias is not None:
-            raise UnsupportedError(f"{at}.tensor: {name} of {kind} has a bias, which cannot be cut by rows")
+            message = f"{at}.tensor: {name} of {kind} has a bias, which cannot be cut by rows"
+            raise UnsupportedError(message, key=f"{at}.tensor")
         styles.add(style)
     if mesh.tensor > 1 and COLUMNS not in styles:
-        raise UnsupportedError(f"{at}.tensor: there is no plan of how to cut a {kind}")
+        raise UnsupportedError(f"{at}.tensor: there is no plan of how to cut a {kind}", key=f"{at}.tensor")
     if mesh.expert > 1 and not find_expert_layers(model):
-        raise UnsupportedError(f"{at}.expert: {kind} has no layers of experts to divide")
+        raise UnsupportedError(f"{at}.expert: {kind} has no layers of experts to divide", key=f"{at}.expert")
 
 
 def planned_layers(model: PreTrainedModel) -> Iterator[tuple[str, Any, str]]:

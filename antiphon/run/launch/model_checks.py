@@ -22,21 +22,23 @@ def check_tokenizers(model: Path, other: Path) -> None:
         token = next(iter(sorted(ours.items() ^ theirs.items())))
         raise DataError(
             f"{other}: its tokenizer is not that of {model} ({token[0]!r} is token {ours.get(token[0])} there and "
-            f"{theirs.get(token[0])} here), so what they say of tokens cannot be compared"
+            f"{theirs.get(token[0])} here), so what they say of tokens cannot be compared",
+            path=other,
         )
 
 
 def check_installed(kind: str) -> None:
     """Raise `ConfigError` if a kind of learner needs a package that is not installed."""
     if kind in OPTIONS and find_spec(kind) is None:
-        raise ConfigError(f"{kind!r} is not installed: pip install -e '.[{kind}]'", key="learner.kind")
+        message = f"{kind!r} is not installed: pip install -e '.[{kind}]'"
+        raise ConfigError(message, key="learner.kind", value=kind)
 
 
 def check_mesh(model: Path, learner: LearnerConfig, key: str = "learner.mesh") -> None:
     """Raise `ConfigError` unless the shape of a model fits the mesh that is configured under `key`."""
     for inner, message in learner.incompatibilities(model_shape(model)):
         place = key + inner.removeprefix("mesh") if inner.startswith("mesh") else f"learner.{inner}"
-        raise ConfigError(f"of the model at {model}, {message}", key=f"{place}")
+        raise ConfigError(f"of the model at {model}, {message}", key=place)
 
 
 def check_layers(model: Path, learner: LearnerConfig, key: str = "learner.mesh") -> None:
@@ -54,7 +56,7 @@ def check_shares(model: Path, learner: LearnerConfig, key: str = "learner.mesh")
         raise ConfigError(
             f"the model at {model} has no *.safetensors, of which each of {learner.mesh.world} ranks reads its "
             "share; transformers' save_pretrained writes them",
-            key=f"{key}",
+            key=key,
         )
 
 

@@ -51,5 +51,5 @@ def _download(path: str, weights: bool) -> Path:
         return Path(snapshot_download(path, allow_patterns=None if weights else ["*.json", "*.jinja"]))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise DataError(
-            f"model {path!r} is no local directory, and cannot be downloaded: {type(error).__name__}"
+            f"model {path!r} is no local directory, and cannot be downloaded: {type(error).__name__}", path=path
         ) from error

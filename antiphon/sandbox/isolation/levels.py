@@ -77,12 +77,15 @@ def require_level(minimum: Level, key: str = "sandbox.minimum_level") -> Level:
     capabilities = probe()
     level = capabilities.level
     if level is None:
-        raise UnsupportedError(f"this platform has no sandbox: {'; '.join(capabilities.missing_for(Level.LIMITS))}")
+        reasons = "; ".join(capabilities.missing_for(Level.LIMITS))
+        raise UnsupportedError(f"this platform has no sandbox: {reasons}", key=key, value=minimum)
     if level < minimum:
         raise UnsupportedError(
             f"this machine can run untrusted code at level {level} ({level.name.lower()}), but {key} is "
             f"{minimum} ({minimum.name.lower()}), for which it lacks: {'; '.join(capabilities.missing_for(minimum))}; "
-            + _HOW_TO_LOWER.format(key=key, level=int(level))
+            + _HOW_TO_LOWER.format(key=key, level=int(level)),
+            key=key,
+            value=minimum,
         )
     return level
 

@@ -25,7 +25,7 @@ def locate_packages(names: tuple[str, ...]) -> dict[str, str]:
         try:
             distribution = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError as error:
-            raise ConfigError(f"sandbox.packages: {name!r} is not installed") from error
+            raise ConfigError(f"{name!r} is not installed", key="sandbox.packages", value=name) from error
         for file in distribution.files or []:
             if file.parts[0] not in {"..", "__pycache__"}:
                 found[file.parts[0]] = str(Path(str(distribution.locate_file(file.parts[0]))).resolve())

@@ -65,7 +65,8 @@ class ZygoteClient:
             answer = receive_answer(self.connection, "the zygote")
         except (LostError, OSError) as error:
             self.close()
-            raise UnsupportedError(f"the sandbox does not start at level {level}: {error}") from error
+            message = f"the sandbox does not start at level {level}: {error}"
+            raise UnsupportedError(message, value=level) from error
         self._group = Path(answer["group"]) if answer["group"] else None
 
     def _setup(self, level: Level, packages: Mapping[str, str]) -> dict[str, Any]:

@@ -227,7 +227,6 @@ def _listen(config: ServiceConfig) -> socket.socket:
         listener.bind(address)
         listener.listen(1024)
     except OSError as error:
-        raise ConfigError(
-            f"host: {config.host!r}, port: {config.port}: cannot listen there: {error.strerror}"
-        ) from error
+        message = f"{config.port} of host {config.host!r} cannot be listened to: {error.strerror}"
+        raise ConfigError(message, key="port", value=config.port) from error
     return listener

@@ -56,7 +56,8 @@ async def launch(config: ShellSandboxConfig, directory: Path, keeper: str) -> La
             "shell sandboxes need bwrap, which is not installed here: install the package bubblewrap"
         )
     if config.network and shutil.which("python3", path=PATH) is None:
-        raise UnsupportedError("a sandbox with a network needs the system's python3, which is not installed here")
+        message = "a sandbox with a network needs the system's python3, which is not installed here"
+        raise UnsupportedError(message, key="network", value=config.network)
     info_reader, info_writer = os.pipe()
     held, release = os.pipe()
     try:

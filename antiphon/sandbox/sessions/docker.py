@@ -27,7 +27,8 @@ async def launch(config: ShellSandboxConfig, directory: Path, keeper: str) -> La
         SandboxError: docker failed.
     """
     if shutil.which("docker") is None:
-        raise UnsupportedError(f"the image {config.image} needs docker, which is not installed here")
+        message = f"the image {config.image} needs docker, which is not installed here"
+        raise UnsupportedError(message, key="image", value=config.image)
     name = f"antiphon-{secrets.token_hex(8)}"
     try:
         await _docker("run", "--detach", "--rm", "--name", name, *_arguments(config, directory), "-c", keeper)

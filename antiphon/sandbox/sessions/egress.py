@@ -52,7 +52,8 @@ def parse_hosts(allowed: Sequence[str]) -> frozenset[tuple[str, int]]:
     for text in allowed:
         host, _, port = text.rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) < 65536 or set(host) & set("/@* "):
-            raise ConfigError(f"network: {text!r} is not a host and a port such as example.org:443")
+            message = f"{text!r} is not a host and a port such as example.org:443"
+            raise ConfigError(message, key="network", value=text)
         found.add((host.strip("[]").lower(), int(port)))
     return frozenset(found)
 

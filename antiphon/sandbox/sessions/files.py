@@ -108,7 +108,7 @@ class SandboxFiles:
     async def restore(self, file: Path) -> None:
         """Restore the work directory from a snapshot of this sandbox or another."""
         if not file.is_file():
-            raise DataError(f"there is no snapshot {file}")
+            raise DataError(f"there is no snapshot {file}", path=file)
         script = "chmod -R u+rwX . && find . -mindepth 1 -delete && tar -xpf -"
         await self._run(f"restore {file.name}", script, stdin=file)
 

@@ -77,7 +77,8 @@ def environment_factory(name: str, options: Mapping[str, Any]) -> Callable[[Prom
         try:
             signature.bind(**options, **({"prompt": None} if takes_prompt else {}))
         except TypeError as error:
-            raise ConfigError(f"environment {name!r} is called with (**options), but {error}") from None
+            message = f"environment {name!r} is called with (**options), but {error}"
+            raise ConfigError(message, key="environment_options", value=options) from None
     if getattr(found, "inline", False) and not takes_prompt:
         found(**options)  # so that an error in making one is raised before the run
 

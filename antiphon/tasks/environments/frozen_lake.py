@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, model_validator
 
-from antiphon.core.errors import ConfigError
 from antiphon.core.rng import generator
-from antiphon.tasks.environments.base import require
+from antiphon.tasks.environments.base import OptionError, require
 from antiphon.tasks.environments.grid import DIRECTIONS, GridGame
 
 MOST_DRAWS = 10_000  # boards that are drawn before the options are refused
@@ -92,9 +91,12 @@ class FrozenLake(GridGame):
             self._cells, self._at = "".join(kinds), int(places[0])
             if self._can_reach_goal(config.turns):
                 return
-        raise ConfigError(
+        raise OptionError(
             f"environment {self.name!r}: none of {MOST_DRAWS} drawn boards can be won with size {config.size}, frozen "
-            f"{config.frozen} and turns {config.turns}: raise frozen or turns"
+            f"{config.frozen} and turns {config.turns}: raise frozen or turns",
+            environment=self.name,
+            key="frozen",
+            value=config.frozen,
         )
 
     def _can_reach_goal(self, moves: int) -> bool:

@@ -24,6 +24,6 @@ def import_optional(module: str, needed_by: str, package: str = "") -> Any:
         if error.name is None or error.name.partition(".")[0] != top:
             raise
         install = package or "'antiphon[envs]'"
-        raise ConfigError(
-            f"{needed_by} needs the package {package or top}, which is not installed: pip install {install}"
-        ) from None
+        needed = package or top
+        message = f"{needed_by} needs the package {needed}, which is not installed: pip install {install}"
+        raise ConfigError(message, value=needed) from None

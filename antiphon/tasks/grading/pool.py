@@ -137,7 +137,8 @@ class GradingPool:
             WorkerDiedError: The pool cannot go on.
         """
         if prompt.task not in self._rewards:
-            raise ConfigError(f"there is no reward for task {prompt.task!r}: {', '.join(self._rewards)} have one")
+            message = f"there is no reward for task {prompt.task!r}: {', '.join(self._rewards)} have one"
+            raise ConfigError(message, key="tasks", value=prompt.task, valid=self._rewards)
         return (await self._grade(prompt, transcript)).score
 
     async def score_group(

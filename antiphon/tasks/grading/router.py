@@ -70,7 +70,7 @@ class AsyncGrader:
         except AntiphonError:
             raise
         except Exception as error:  # named boundary: user code; it ends the run with this message
-            raise ConfigError(f"{self._where}: {one_line(error)}") from error
+            raise ConfigError(f"{self._where}: {one_line(error)}", value=self._name) from error
         return self
 
     async def __aexit__(
@@ -202,8 +202,9 @@ class RewardRouter:
         elif prompt.task in self._of:
             score = await self._of[prompt.task].score(prompt, transcript)
         else:
-            known = ", ".join(self._of.keys() | self._compositions.keys())
-            raise ConfigError(f"there is no reward for task {prompt.task!r}: {known} have one")
+            known = sorted(self._of.keys() | self._compositions.keys())
+            message = f"there is no reward for task {prompt.task!r}: {', '.join(known)} have one"
+            raise ConfigError(message, key="tasks", value=prompt.task, valid=known)
         return self._in_range(prompt.task, score)
 
     def _apart(self, task: TaskConfig) -> dict[str, tuple[str, Mapping[str, Any]]]:

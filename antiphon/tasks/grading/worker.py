@@ -43,6 +43,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """A reward could not be built."""
 
+    reward: str  # its name
     message: str
 
 
@@ -94,7 +95,8 @@ def main(descriptor: int, cores: Sequence[int] = (), gpu: str | None = None) -> 
                     rewards[task, together] = build(name, options)
                 except Exception as error:  # named boundary: user code; the pool ends the run with this message
                     logging.getLogger(__name__).debug("cannot build reward %r", name, exc_info=True)
-                    _send_answer(connection, Failed(f"task {task!r}, reward {name!r}: {one_line(error)}"))
+                    message = f"task {task!r}, reward {name!r}: {one_line(error)}"
+                    _send_answer(connection, Failed(name, message))
                     return
         _send_answer(connection, Ready())
         while (batch := _read(connection)) is not None:

@@ -153,7 +153,7 @@ class WorkerLauncher:
             worker.read(), name="start", owner="the grading pool", on="a grading worker", deadline=START_SECONDS
         )
         if isinstance(answer, Failed):
-            raise ConfigError(answer.message)
+            raise ConfigError(answer.message, value=answer.reward)
         if not isinstance(answer, Ready):
             await self._deadlines.wait(
                 worker.child.wait(),

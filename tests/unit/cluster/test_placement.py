@@ -11,6 +11,7 @@ from antiphon.cluster.config import ROLES, PlacementConfig
 from antiphon.cluster.devices import gpu_class, with_visible_gpus
 from antiphon.cluster.placement import assign_devices, find_problems, gpus_of, parse_devices
 from antiphon.core.errors import ConfigError
+from tests.raising import raises_with
 
 SMALL = [Node(cores=(0, 1))]
 LARGE = [
@@ -48,11 +49,11 @@ def test_missing_devices_of_patient_roles_may_come_later():
     assert found.place("engine", 0).gpus == ("0", "1")
     assert found.known_places("engine") == [found.place("engine", 0)]
     for number in (1, 2):
-        with pytest.raises(ConfigError, match=f"placement.engine: the devices of its worker {number} are missing"):
+        with raises_with(ConfigError, key="placement.engine", value=number):
             found.place("engine", number)
     back = assign_devices(config, LARGE, {"engine": 3}, patient=("engine",))
     assert [place.node for place in back.known_places("engine")] == ["a", "c"]
-    with pytest.raises(ConfigError, match="there is no node7"):
+    with raises_with(ConfigError, key="placement.engine", value="node7"):
         assign_devices(config, LARGE, {"engine": 3})
 
 
@@ -69,9 +70,9 @@ def test_what_a_node_had_keeps_its_numbers_when_it_has_left():
     both = PlacementConfig(engine="node7.gpu:0", judge="node1.gpu:0")
     assert not assign_devices(both, left, {"engine": 1, "judge": 1}, patient=("engine", "judge")).known_places("judge")
     assert assign_devices(PlacementConfig(environment="node1.cpu:1"), LARGE, {}).place("environment").node == "b"
-    for lost in ({"engine": "gpu:2-9"}, {"environment": "node1.cpu:1"}, {"learner": "node1.cpu:0-0"}):
-        with pytest.raises(ConfigError, match="node1 with nothing, because it has left"):
-            placed(left, **lost)
+    for role, lost in (("engine", "gpu:2-9"), ("environment", "node1.cpu:1"), ("learner", "node1.cpu:0-0")):
+        with raises_with(ConfigError, match="node1 .* left", key=f"placement.{role}", value=lost):
+            placed(left, **{role: lost})
 
 
 @pytest.mark.parametrize(
@@ -104,47 +105,43 @@ def test_rewards_have_all_their_gpus_in_one_place():
 
 
 @pytest.mark.parametrize(
-    ("roles", "message"),
+    ("roles", "role", "device"),
     [
-        ({"learner": "gpu:0-16"}, r"placement.learner: gpu:0-16 .*node0 with 8 cores"),
-        ({"engine": "h800:6-9"}, r"placement.engine: h800:6-9 "),
-        ({"engine": "cpu:25"}, r"placement.engine: of the 25 cores of cpu:25 other roles leave 24"),
-        ({"learner": "node7.gpu:0"}, r"placement.learner: there is no node7; there are node0"),
-        ({"learner": "gpu:3-4"}, r"placement.learner: node0.gpu:3, node1.gpu:0 "),
-        ({"engine": "gpu:0-2"}, r"placement.engine: 3 devices cannot be divided evenly among 2 workers"),
-        (
-            {"engine": "gpu:0-3", "judge": "gpu:3"},
-            r"placement.judge: node0.gpu:3 ",
-        ),
-        ({"environment": "gpu:0"}, r"placement.environment: node0.gpu:0 "),
-        (
-            {"engine": "gpu:0-1", "reward": "gpu:1-2"},
-            r"placement.reward: node0.gpu:1 .*engine",
-        ),
-        ({"learner": "gpu:0", "reward": "with learner"}, r"placement.reward: node0.gpu:0 .*learner"),
-        ({"reward": "gpu:3-4"}, r"placement.reward: node0.gpu:3, node1.gpu:0 "),
+        ({"learner": "gpu:0-16"}, "learner", "gpu:0-16"),
+        ({"engine": "h800:6-9"}, "engine", "h800:6-9"),
+        ({"engine": "cpu:25"}, "engine", "cpu:25"),
+        ({"learner": "node7.gpu:0"}, "learner", "node7"),
+        ({"learner": "gpu:3-4"}, "learner", "node0.gpu:3, node1.gpu:0"),
+        ({"engine": "gpu:0-2"}, "engine", 3),
+        ({"engine": "gpu:0-3", "judge": "gpu:3"}, "judge", "node0.gpu:3"),
+        ({"environment": "gpu:0"}, "environment", "node0.gpu:0"),
+        ({"engine": "gpu:0-1", "reward": "gpu:1-2"}, "reward", "node0.gpu:1"),
+        ({"learner": "gpu:0", "reward": "with learner"}, "reward", "node0.gpu:0"),
+        ({"reward": "gpu:3-4"}, "reward", "node0.gpu:3, node1.gpu:0"),
     ],
 )
-def test_conflicts_name_role_and_device(roles, message):
-    with pytest.raises(ConfigError, match=message):
+def test_conflicts_name_role_and_device(roles, role, device):
+    with raises_with(ConfigError, key=f"placement.{role}", value=device):
         placed(**roles)
 
 
+@pytest.mark.parametrize("text", ["seven", "gpu:7-0", "cpu:0"])
+def test_text_that_names_no_devices_is_refused(text):
+    with raises_with(ConfigError, value=text):
+        parse_devices(f"gpu:0, {text}")
+
+
 @pytest.mark.parametrize(
-    ("roles", "message"),
+    "roles",
     [
-        ({"learner": "seven"}, r"'seven' names no devices; valid are gpu:0-7"),
-        ({"learner": "gpu:7-0"}, r"'gpu:7-0' ends before it begins"),
-        ({"learner": "cpu:0"}, r"'cpu:0' asks for no core.*cpu:0-0"),
-        ({"engine": "with pilot"}, r"there is no role 'pilot'; valid are learner, engine"),
-        ({"engine": "with learner"}, r"'with learner': learner must have devices of its own"),
-        ({"engine": "with judge", "judge": "with engine"}, r"judge must have devices of its own"),
+        {"engine": "gpu:0, seven"},
+        {"engine": "with pilot"},
+        {"engine": "with learner"},
+        {"engine": "with judge", "judge": "with engine"},
     ],
 )
-def test_invalid_placements_are_refused(roles, message):
-    ((_, problem), *_) = find_problems(PlacementConfig(**roles))
-    with pytest.raises(ConfigError, match=message):
-        raise ConfigError(problem)
+def test_invalid_placements_are_problems_of_their_role(roles):
+    assert {role for role, _ in find_problems(PlacementConfig(**roles))} == {*roles}
 
 
 parts = st.builds(
@@ -195,7 +192,7 @@ def test_whatever_is_written_is_read_or_refused(text):
     try:
         assert parse_devices(text)
     except ConfigError as error:
-        assert "valid are" in str(error) or "asks for no core" in str(error) or "ends before" in str(error)
+        assert error.value in [part.strip() for part in text.split(",")]
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ class Counter(Worker):
         return sys.prefix, sys.path
 
     def refuse(self) -> None:
-        raise DataError("there is no such thing")
+        raise DataError("there is no such thing", path="thing.json")
 
     def fail(self) -> None:
         raise ZeroDivisionError("a bug")
@@ -66,7 +66,7 @@ class Unbuildable(Worker):
     """Cannot be made."""
 
     def __init__(self) -> None:
-        raise DataError("model 'x' is missing")
+        raise DataError("model 'x' is missing", path="x")
 
 
 class Weights(Worker):

@@ -20,6 +20,8 @@ from antiphon_envs.alfworld.environment import AlfWorld
 from antiphon_envs.alfworld.households import TASK_TYPES, Household, draw_household
 from antiphon_envs.alfworld.kinds import HOLDS, LAMP, kind_of
 from antiphon_envs.alfworld.state import HouseholdState
+from antiphon.tasks.environments.base import OptionError
+from tests.raising import raises_with
 from benchmarks._alfworld_games import digest_commands
 from tests.unit.tasks.worlds import check_option_error
 
@@ -251,12 +253,12 @@ def test_it_is_found_by_its_name_and_must_begin() -> None:
 
 
 def test_games_that_cannot_be_played_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="tw-pddl"):
+    with raises_with(OptionError, match="tw-pddl", key="path", value=str(tmp_path)):
         environment_factory("textworld", {"path": str(tmp_path)})(None)  # type: ignore[arg-type]
     (tmp_path / "game.tw-pddl").touch()
     world: Any = environment_factory("textworld", {"path": str(tmp_path)})(None)  # type: ignore[arg-type]
     if find_spec("alfworld") is None:
-        with pytest.raises(ConfigError, match="pip install alfworld"):
+        with raises_with(ConfigError, match="pip install", value="alfworld"):
             world.reset(0)
     with pytest.raises(RuntimeError, match="reset"):
         world.step("look")

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.core.errors import ConfigError
 from antiphon_envs.sokoban.environment import Sokoban
+from antiphon.tasks.environments.base import OptionError
+from tests.raising import raises_with
 from tests.unit.tasks.worlds import at_random, check_contract, check_option_error, expert, play, success_rate
 
 CORRIDOR = ("#######", "#P_XO_#", "#######")
@@ -197,5 +198,5 @@ def test_invalid_options_are_refused(options, key, valid):
 
 
 def test_a_room_that_cannot_be_drawn():
-    with pytest.raises(ConfigError, match="larger rooms, fewer boxes or easier games"):
+    with raises_with(OptionError, environment="sokoban", key="size", value=4):
         Sokoban(size=4, least_moves=45).reset(0)

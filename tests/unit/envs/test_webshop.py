@@ -15,6 +15,7 @@ from antiphon_envs.webshop.catalogue import Goal, Product
 from antiphon_envs.webshop.catalogues import CATALOGUES, load_catalogue
 from antiphon_envs.webshop.environment import WebShop
 from antiphon_envs.webshop.reward import score_purchase, similarity
+from tests.raising import raises_with
 from tests.unit.tasks.worlds import check_option_error
 
 COLOURS = ("blue", "green")
@@ -291,7 +292,7 @@ def test_invalid_options_are_refused(options, key):
 
 
 def test_a_function_for_nouns_must_exist():
-    with pytest.raises(ConfigError, match="no_such_module"):
+    with raises_with(ConfigError, value="no_such_module:nouns"):
         WebShop(nouns="no_such_module:nouns")
 
 

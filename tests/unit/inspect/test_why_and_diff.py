@@ -4,6 +4,7 @@ import shutil
 import sqlite3
 from collections import Counter
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from antiphon.inspect.why import why
 from antiphon.record import trajectories
 from antiphon.simulate.run import simulate
 from antiphon.simulate.scenario import ScenarioConfig
+from tests.raising import raises_with
 
 SCENARIO = {
     "steps": 4,
@@ -106,8 +108,9 @@ def test_a_token_tells_who_sampled_it(run):
     version, logprob = segment.versions[last], segment.logprobs[last]
     assert told == f"{segment.tokens[last]}, sampled in turn 0 by version {version}, log-prob {logprob:.6f}"
     for beyond in (last + 1, -1):
-        with pytest.raises(RecordError, match=f"no token {beyond}"):
+        with raises_with(RecordError, match=f"token {beyond}") as caught:
             list(why(run, f"{name}@{beyond}"))
+        assert Path(caught.value.path).parent == run / "rollouts"
 
 
 @pytest.mark.parametrize("name", ["1.2", "a.b.c", "0.0.0@x", "", "99999.0.0", "7:0.0.0"])

@@ -240,7 +240,7 @@ def test_windows_are_refused(tmp_path):
         Qwen3ForCausalLM(config).save_pretrained(tmp_path / str(window))
     narrow, wide = attentive(tmp_path / "4"), attentive(tmp_path / "64")
     for look in (narrow.attention_stats, narrow.predict):
-        with pytest.raises(UnsupportedError, match="layer 0 has a sliding window of 4, and there is a sequence of"):
+        with pytest.raises(UnsupportedError, match="window of 4"):
             look([small_pack()])
     assert wide.attention_stats([small_pack()])[0].any() and wide.predict([small_pack()])[0].any()
 
@@ -248,7 +248,7 @@ def test_windows_are_refused(tmp_path):
 def test_layers_without_a_number_are_refused(deep_models):
     learner = attentive(deep_models["llama"])
     del learner.model.model.layers[3].self_attn.layer_idx
-    with pytest.raises(UnsupportedError, match=r"layers \[3\] cannot be read"):
+    with pytest.raises(UnsupportedError, match=r"\[3\]"):
         learner.attention_stats([small_pack()])
 
 

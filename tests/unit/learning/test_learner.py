@@ -24,6 +24,7 @@ from antiphon.learning.pack_learner import learning_rate_factor
 from antiphon.record.checkpoint import publish_checkpoint, read_state, staging_dir, verify_checkpoint
 from antiphon.weights.base import TransferContext
 from antiphon.weights.shared_memory import SharedMemory
+from tests.raising import raises_with
 
 from .conftest import make_learner, make_sample
 
@@ -213,7 +214,7 @@ def test_a_learner_has_its_own_number_of_threads(model_directories):
 
 
 def test_a_directory_without_a_model_is_one_clear_error(tmp_path):
-    with pytest.raises(DataError, match=r"has no config\.json"):
+    with raises_with(DataError, path=tmp_path / "config.json"):
         make_learner(tmp_path)
 
 

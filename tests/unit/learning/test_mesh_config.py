@@ -13,6 +13,7 @@ from antiphon.learning.mesh_config import MeshConfig, MeshesConfig
 from antiphon.learning.parallel.pipeline import schedule
 from antiphon.run.config import RunConfig
 from antiphon.run.launch.model_checks import check_installed, check_layers, check_mesh, check_meshes, check_shares
+from tests.raising import raises_with
 
 SHAPE = {
     "num_attention_heads": 6,
@@ -64,20 +65,20 @@ SMALL = {
 
 
 @pytest.mark.parametrize(
-    ("config", "mesh", "message"),
+    ("config", "mesh", "axis", "layer"),
     [
-        (Qwen3MoeConfig(**SMALL, num_experts=4), {"tensor": 2}, "tensor: .*mlp.experts .* cannot be cut"),
-        (Phi3Config(**SMALL), {"tensor": 2}, "tensor: .*o_proj of Phi3.* cannot be cut"),
-        (LlamaConfig(**SMALL, attention_bias=True), {"tensor": 2}, "tensor: .*o_proj .* has a bias"),
-        (LlamaConfig(**SMALL, mlp_bias=True), {"tensor": 2}, "tensor: .*down_proj .* has a bias"),
-        (GPT2Config(n_embd=32, n_head=4, n_layer=2), {"tensor": 2}, "tensor: there is no plan of how to cut a GPT2"),
-        (GPT2Config(n_embd=32, n_head=4, n_layer=2), {"shard": 2, "expert": 2}, "expert: GPT2.* has no layers of exp"),
+        (Qwen3MoeConfig(**SMALL, num_experts=4), {"tensor": 2}, "tensor", r"mlp\.experts"),
+        (Phi3Config(**SMALL), {"tensor": 2}, "tensor", "o_proj of Phi3"),
+        (LlamaConfig(**SMALL, attention_bias=True), {"tensor": 2}, "tensor", "o_proj"),
+        (LlamaConfig(**SMALL, mlp_bias=True), {"tensor": 2}, "tensor", "down_proj"),
+        (GPT2Config(n_embd=32, n_head=4, n_layer=2), {"tensor": 2}, "tensor", "GPT2"),
+        (GPT2Config(n_embd=32, n_head=4, n_layer=2), {"shard": 2, "expert": 2}, "expert", "GPT2"),
     ],
 )
-def test_indivisible_layers_are_named_before_the_start(tmp_path, config, mesh, message):
+def test_indivisible_layers_are_named_before_the_start(tmp_path, config, mesh, axis, layer):
     """From config.json alone: there are no weights here."""
     config.save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedError, match=f"learner.mesh.{message}"):
+    with raises_with(UnsupportedError, match=layer, key=f"learner.mesh.{axis}"):
         check_layers(tmp_path, LearnerConfig(mesh=mesh))
     for other in (LearnerConfig(mesh={"shard": 2}), LearnerConfig(kind="mine:Learner", mesh=mesh)):
         check_layers(tmp_path, other)
@@ -136,7 +137,7 @@ def test_every_stage_of_zero_can_be(stage, cpu_offload):
 
 @pytest.mark.skipif(find_spec("deepspeed") is not None, reason="DeepSpeed is installed")
 def test_missing_backend_names_its_extra():
-    with pytest.raises(ConfigError, match=r"learner.kind: 'deepspeed' is not installed: .*\[deepspeed\]"):
+    with raises_with(ConfigError, match=r"\[deepspeed\]", key="learner.kind", value="deepspeed"):
         check_installed("deepspeed")
 
 
@@ -187,21 +188,15 @@ def test_models_that_megatron_computes_are_not(mesh, shape):
 
 
 @pytest.mark.parametrize(
-    ("meshes", "message"),
+    ("error", "meshes", "key"),
     [
-        (
-            {"critic": {"tensor": 3}},
-            "meshes.critic.tensor: of the model at .*, 3 ranks cannot divide 4 attention heads",
-        ),
-        ({"critic": {"tensor": 2}}, "meshes.critic.tensor: layers.0.self_attn.o_proj .* has a bias"),
-        (
-            {"reference": {"pipeline": 3}},
-            "meshes.reference.pipeline: of the model at .*, 2 layers cannot be cut into 3",
-        ),
-        ({"teacher": {"shard": 2, "expert": 2}}, "meshes.teacher.expert: of the model at .*, 2 ranks have no experts"),
+        (ConfigError, {"critic": {"tensor": 3}}, "meshes.critic.tensor"),
+        (UnsupportedError, {"critic": {"tensor": 2}}, "meshes.critic.tensor"),
+        (ConfigError, {"reference": {"pipeline": 3}}, "meshes.reference.pipeline"),
+        (ConfigError, {"teacher": {"shard": 2, "expert": 2}}, "meshes.teacher.expert"),
     ],
 )
-def test_each_role_is_held_to_its_own_mesh(tmp_path, meshes, message):
+def test_each_role_is_held_to_its_own_mesh(tmp_path, error, meshes, key):
     LlamaConfig(**SMALL, attention_bias=True).save_pretrained(tmp_path)
     asked = {"recipe": "ppo", "kl": {"coefficient": 0.1}, "teacher_coefficient": 1}
     config = RunConfig(
@@ -215,7 +210,7 @@ def test_each_role_is_held_to_its_own_mesh(tmp_path, meshes, message):
         teachers=[{"path": str(tmp_path)}],
         meshes=meshes,
     )
-    with pytest.raises((ConfigError, UnsupportedError), match=message):
+    with raises_with(error, key=key):
         check_meshes(config, tmp_path)
     check_meshes(config.model_copy(update={"meshes": MeshesConfig()}), tmp_path)
 
@@ -271,9 +266,9 @@ def _most_kept(actions):
 def test_ranks_read_their_shares_of_safetensors_alone(tmp_path):
     (tmp_path / "pytorch_model.bin").touch()
     several = LearnerConfig(mesh=MeshConfig(shard=2))
-    with pytest.raises(ConfigError, match=r"learner.mesh: .* has no \*.safetensors"):
+    with raises_with(ConfigError, match="save_pretrained", key="learner.mesh"):
         check_shares(tmp_path, several)
-    with pytest.raises(ConfigError, match=r"meshes.critic: .* each of 2 ranks"):
+    with raises_with(ConfigError, key="meshes.critic"):
         check_shares(tmp_path, several, "meshes.critic")
     check_shares(tmp_path, LearnerConfig())
     check_shares(tmp_path, several.model_copy(update={"kind": "deepspeed"}))

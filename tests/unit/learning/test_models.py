@@ -21,6 +21,7 @@ from antiphon.learning.config import LoraConfig
 from antiphon.learning.model import lora
 from antiphon.learning.model.loading import Checkpoint, decoder_layers, head_weight, load_model
 from antiphon.learning.model.memory_efficient_layers import use_memory_efficient_layers
+from tests.raising import raises_with
 
 SHAPE = {"vocab_size": 131, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
@@ -109,19 +110,19 @@ def test_what_cannot_be_read_is_said(tmp_path):
     config.num_hidden_layers = 3
     assert Checkpoint(path, LlamaForCausalLM, config).incompatibilities[0] == "model.layers.2.input_layernorm.weight"
     config.intermediate_size = 40
-    with pytest.raises(DataError, match=r"up_proj.weight has the shape \[48, 32\], and should have \[40, 32\]"):
+    with raises_with(DataError, match=r"up_proj\.weight", path=path):
         Checkpoint(path, LlamaForCausalLM, config)["model.layers.0.mlp.up_proj.weight"]
     file = tmp_path / "whole" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(DataError, match="cannot be read"):
+    with raises_with(DataError, path=path):
         load_model(path, attention="sdpa", device=torch.device("meta"))
     torch.save(AutoModelForCausalLM.from_config(config).state_dict(), file.with_name("pytorch_model.bin"))
     file.unlink()
-    with pytest.raises(DataError, match=r"neither model.safetensors nor .* several ranks reads its share"):
+    with raises_with(DataError, match="save_pretrained", path=path):
         load_model(path, attention="sdpa", device=torch.device("meta"))
     config.quantization_config = {"quant_method": "fp8"}
     config.save_pretrained(path)
-    with pytest.raises(UnsupportedError, match="is quantized"):
+    with pytest.raises(UnsupportedError, match="quantized"):
         load_model(path, attention="sdpa", device=torch.device("meta"))
 
 
@@ -135,7 +136,7 @@ def test_heads_that_do_more_than_a_product_are_refused():
         head_weight(model)
     model.config.logits_scaling = None
     model.lm_head = torch.nn.Linear(32, 131, bias=True)
-    with pytest.raises(UnsupportedError, match="without a bias"):
+    with pytest.raises(UnsupportedError, match="bias"):
         head_weight(model)
 
 
@@ -143,5 +144,5 @@ def test_layers_are_those_of_the_decoder():
     model = MODELS["llama"]()
     assert decoder_layers(model) is model.model.layers
     model.model.layers = None
-    with pytest.raises(UnsupportedError, match="no list of layers"):
+    with pytest.raises(UnsupportedError, match="layers"):
         decoder_layers(model)

@@ -21,6 +21,7 @@ from antiphon.record.checkpoint import (
     staging_dir,
     verify_checkpoint,
 )
+from tests.raising import raises_with
 
 FILES = {
     "model.safetensors": b"weights" * 100,
@@ -62,7 +63,7 @@ def test_what_one_rank_wrote_elsewhere_is_missed(tmp_path):
         (place / f"critics/model-{rank}.safetensors").write_bytes(b"weights")
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-3.safetensors", "c": "model-2.safetensors"}}
     (place / "critics/model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(RecordError, match=r"step_000001: model-3.safetensors is written, and not here"):
+    with raises_with(RecordError, path=place / "critics/model-3.safetensors"):
         publish_checkpoint(place, tmp_path / checkpoint_name(1), {})
     assert not (tmp_path / checkpoint_name(1)).exists()
 
@@ -106,7 +107,7 @@ def _loaded(content):
 def test_a_write_that_fails_leaves_what_was_there(tmp_path):
     directory = make(tmp_path / "checkpoints", 2)
     place = staging_dir(tmp_path / "checkpoints" / checkpoint_name(3))
-    with pytest.raises(RecordError, match="no space"), convert_save_errors(place):
+    with raises_with(RecordError, match="no space", path=place), convert_save_errors(place):
         (place / "model.safetensors").write_bytes(b"half")
         raise OSError("no space left on device")
     verify_checkpoint(directory)
@@ -115,7 +116,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path):
 
 def test_a_checkpoint_in_the_place_of_another_is_refused(tmp_path):
     make(tmp_path / "checkpoints", 2)
-    with pytest.raises(RecordError, match="cannot be written"):
+    with raises_with(RecordError, path=tmp_path / "checkpoints" / f"{checkpoint_name(2)}.partial"):
         make(tmp_path / "checkpoints", 2)
 
 
@@ -154,7 +155,7 @@ def test_an_export_is_the_model_alone(tmp_path):
     make(tmp_path / "checkpoints", 1)
     export(tmp_path / "checkpoints", tmp_path / "model")
     assert {path.name for path in (tmp_path / "model").iterdir()} == {"model.safetensors", "tokenizer.json"}
-    with pytest.raises(RecordError, match="exists"):
+    with raises_with(RecordError, path=tmp_path / "model"):
         export(tmp_path / "checkpoints", tmp_path / "model")
 
 
@@ -177,5 +178,5 @@ def test_a_model_directory_is_confined_if_it_is_a_checkpoint(tmp_path):
         model.mkdir(exist_ok=True)
         (model / "config.json").symlink_to(outside)
     check_model(tmp_path / "model")  # as caches of downloads are
-    with pytest.raises(RecordError, match=r"config\.json"):
+    with raises_with(RecordError, path=checkpoint / "config.json"):
         check_model(checkpoint)

@@ -13,6 +13,7 @@ from antiphon.core.config import read_yaml
 from antiphon.core.errors import ConfigError, RecordError, printable
 from antiphon.record import safe_ledger, schema
 from antiphon.record.safe_files import check_model_files, read_json, resolve_file, resolve_path
+from tests.raising import raises_with
 
 
 @given(st.text())
@@ -93,7 +94,7 @@ def test_only_our_tables_are_opened(tmp_path):
         db.executescript(f"{schema.TABLES} PRAGMA user_version = {schema.VERSION};")
         safe_ledger.open_ledger(tmp_path).close()
         db.execute("CREATE INDEX other ON attempts (score)")
-    with pytest.raises(RecordError, match="other"):
+    with raises_with(RecordError, match="'other'", path=tmp_path / "ledger.db"):
         safe_ledger.open_ledger(tmp_path)
 
 
@@ -107,10 +108,10 @@ def test_cost_of_queries_is_bounded(tmp_path):
 def test_json_is_read_up_to_a_size(run):
     (run / "a.json").write_text('{"a": [1]}')
     assert read_json(run, "a.json", most=10) == {"a": [1]}
-    with pytest.raises(RecordError, match="has 10 bytes; at most 9"):
+    with raises_with(RecordError, match="10 bytes", path=run / "a.json"):
         read_json(run, "a.json", most=9)
     (run / "b.json").write_text("{")
-    with pytest.raises(RecordError, match=r"run/b\.json"):
+    with raises_with(RecordError, path=run / "b.json"):
         read_json(run, "b.json")
 
 
@@ -127,7 +128,7 @@ def test_a_model_directory_has_regular_files_alone(model):
     check_model_files(model)
     (model / "link").symlink_to(model.parent / "elsewhere")
     check_model_files(model, confined=False)
-    with pytest.raises(RecordError):
+    with raises_with(RecordError, path=model / "link"):
         check_model_files(model)
     (model / "link").unlink()
     (model / "gone").symlink_to(model / "none")
@@ -135,7 +136,7 @@ def test_a_model_directory_has_regular_files_alone(model):
     (model / "gone").unlink()
     os.mkfifo(model / "pipe")
     for confined in (True, False):
-        with pytest.raises(RecordError, match="no regular file"):
+        with raises_with(RecordError, path=model / "pipe"):
             check_model_files(model, confined=confined)
 
 

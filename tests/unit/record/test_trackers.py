@@ -4,12 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from antiphon.core.config import load
 from antiphon.core.errors import ConfigError
 from antiphon.record.config import RecordConfig
 from antiphon.record.trackers import open_trackers
+from tests.raising import raises_with
 
 ROOT = Path(__file__).parents[3]
 
@@ -52,9 +51,10 @@ def test_own_tracker_is_named_in_the_configuration(tmp_path, monkeypatch):
 
 
 def test_unknown_tracker_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"trackers.*'tensorbord'.*'tensorboard'"):
+    fields = {"value": "tensorbord", "valid": ("tensorboard",), "suggestions": ("tensorboard",)}
+    with raises_with(ConfigError, key="trackers.0", **fields):
         load(None, ["trackers=[tensorbord]"], model=RecordConfig)
-    with pytest.raises(ConfigError, match=r"'tensorbord'.*'tensorboard'"):
+    with raises_with(ConfigError, **fields):
         open_trackers(["tensorbord"], tmp_path, float)
 
 

@@ -17,6 +17,7 @@ from antiphon.core.errors import ConfigError, DataError, Mistake
 from antiphon.run.config import EvaluationConfig, RunConfig
 from antiphon.run.memory import memory_estimate
 from antiphon.run.model_files import check_model_path, count_parameters
+from tests.raising import raises_with
 
 ROOT = Path(__file__).parents[3]
 RECIPES = sorted(ROOT.glob("recipes/*/*.yaml"))
@@ -470,7 +471,7 @@ def test_a_model_path_is_a_directory_an_id_or_a_function(tmp_path):
     for path in (str(tmp_path), "owner/model", "gpt2", "recipe:build"):
         check_model_path(path)
     for path in (str(tmp_path / "no"), "./no", "runs/demo/final", "owner/"):
-        with pytest.raises(DataError, match="no such directory"):
+        with raises_with(DataError, path=path):
             check_model_path(path)
 
 

@@ -33,6 +33,7 @@ from antiphon.sandbox.sessions.pipe_reader import CHUNK, PAUSE_SECONDS
 from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 from antiphon.sandbox.sessions.session import Session
 from antiphon.sandbox.sessions.shell_sandbox import ShellSandbox
+from tests.raising import raises_with
 
 pytestmark = pytest.mark.commands("bwrap")
 
@@ -521,7 +522,7 @@ BAD_ARCHIVES = {
 
 @pytest.mark.parametrize("name", BAD_ARCHIVES)
 def test_bad_archives_are_refused(name):
-    with pytest.raises(DataError, match="archive"):
+    with pytest.raises(DataError):
         sanitize_archive(BAD_ARCHIVES[name], 1 << 20)
 
 
@@ -776,7 +777,7 @@ def test_only_what_is_on_the_list_can_be_reached(rooms):
     "text", ["example.org", "example.org:", ":443", "*.org:443", "example.org:x", "http://example.org:80", "a:70000"]
 )
 def test_what_is_no_host_and_port_is_refused(text):
-    with pytest.raises(ConfigError, match="not a host and a port"):
+    with raises_with(ConfigError, key="network", value=text):
         parse_hosts([text])
 
 

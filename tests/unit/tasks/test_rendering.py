@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from antiphon.core.errors import DataError
 from antiphon.core.types import IntArray, Message
 from antiphon.tasks.rendering import Renderer
+from tests.raising import raises_with
 
 TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content | trim }}<|end|>\n{% endfor %}"
@@ -105,14 +106,14 @@ def test_end_tokens_come_from_both_files(tmp_path: Path, chat: Renderer) -> None
 
 def test_a_template_that_forgets_is_refused(tmp_path: Path) -> None:
     forgetful = make(tmp_path, "{{ messages[-1].content }}")
-    with pytest.raises(DataError, match="leaves out an assistant's message"):
+    with raises_with(DataError, path=tmp_path):
         forgetful.encode_observation(TALK, MORE)
     with pytest.raises(ValueError, match="follows an assistant message"):
         forgetful.encode_observation(TALK[:2], MORE)
 
 
 def test_a_directory_without_a_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"has no tokenizer\.json"):
+    with raises_with(DataError, path=tmp_path / "tokenizer.json"):
         Renderer(tmp_path)
 
 

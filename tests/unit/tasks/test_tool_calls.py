@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import ToolCall
 from antiphon.tasks.tool_calls import TOOL_FORMATS, Hermes, ParsedResponse, Qwen3Coder, strip_thinking
+from tests.raising import raises_with
 
 SCHEMAS = {"write": {"type": "object", "properties": {"text": {"type": "string"}, "times": {"type": "integer"}}}}
 FORMATS = {name: TOOL_FORMATS.resolve(name)(SCHEMAS) for name in TOOL_FORMATS.built_in}
@@ -161,5 +162,5 @@ def test_what_cannot_be_written(name):
 def test_thoughts_and_names():
     assert strip_thinking("<think>4?</think>\n5") == "5"
     assert strip_thinking("4 <think>") == "4 <think>"
-    with pytest.raises(ConfigError, match="did you mean 'hermes'"):
+    with raises_with(ConfigError, value="herms", suggestions=("hermes",)):
         TOOL_FORMATS.check("herms")

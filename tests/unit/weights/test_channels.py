@@ -23,6 +23,7 @@ from antiphon.learning.parallel.whole_model import GatheredTensor
 from antiphon.weights.base import CHANNELS, TransferContext, open_channel
 from antiphon.weights.digest import digest_on_device
 from antiphon.weights.manifest import BUCKET_BYTES
+from tests.raising import raises_with
 
 HERE = sorted(set(CHANNELS.built_in) - {"object_store"})  # that needs Ray, and is tested with it
 
@@ -131,7 +132,7 @@ def test_other_ranks_do_not_wait_for_one_that_has_no_room(tmp_path):
     spread = GatheredTensor(
         torch.Size((3,)), torch.float32, torch.device("cpu"), lambda: asked.append(1) or torch.zeros(3)
     )
-    with pytest.raises(WeightsError, match="do not fit into"):
+    with pytest.raises(WeightsError, match=r"weights\.directory"):
         open_channel(TransferContext(tmp_path / "gone")).send([("a", spread), ("b", spread)], 1)
     assert len(asked) == 2, "all give their pieces of each"
 
@@ -175,7 +176,7 @@ def test_a_changed_byte_is_refused(files, position):
     buffer = np.memmap(update.location, dtype=np.uint8, mode="r+")
     buffer[position] ^= 1
     buffer.flush()
-    with pytest.raises(WeightsError, match="weights of version 7 arrived with digest"):
+    with raises_with(WeightsError, match="digest", version=7):
         next(iter(receive(update)))
 
 
@@ -183,7 +184,7 @@ def test_weights_that_are_gone_are_refused(files):
     send, receive = files
     update = send([("a", torch.zeros(4))], 1)
     Path(update.location).unlink()
-    with pytest.raises(WeightsError, match="cannot be read"):
+    with raises_with(WeightsError, match=re.escape(update.location), version=1):
         next(iter(receive(update)))
 
 
@@ -194,7 +195,7 @@ def test_a_version_takes_the_place_of_the_one_before(files, length):
     assert [float(tensor[0]) for _, tensor in receive(one)] == [1.0]
     two = send([("a", torch.full((length,), 2.0))], 2)
     assert [float(tensor[0]) for _, tensor in receive(two)] == [2.0]
-    with pytest.raises(WeightsError):
+    with raises_with(WeightsError, version=1):
         next(iter(receive(one)))
 
 
@@ -203,14 +204,12 @@ def test_weights_that_do_not_fit_are_an_error(files):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
     try:
-        with pytest.raises(
-            WeightsError, match=r"0.00 GB of weights do not fit into .*: File too large; weights.directory"
-        ):
+        with pytest.raises(WeightsError, match=r"weights\.directory"):
             send([("a", torch.zeros(1 << 20))], 1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_an_address_that_is_not_the_learners_is_an_error(tmp_path):
-    with pytest.raises(ConfigError, match=r"weights.host: '203.0.113.7' is no address"):
+    with raises_with(ConfigError, key="weights.host", value="203.0.113.7"):
         open_channel(TransferContext(tmp_path, "distributed", "203.0.113.7"))

@@ -10,6 +10,7 @@ from antiphon.weights.adapters import apply_adapters, flatten_adapters
 from antiphon.weights.checkpoint_files import list_weight_files
 from antiphon.weights.checkpoint_layout import CheckpointLayout
 from antiphon.weights.manifest import Adapters
+from tests.raising import raises_with
 
 SHAPE = {"vocab_size": 31, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 QUERIES = "model.layers.0.self_attn.q_proj.weight"
@@ -35,7 +36,7 @@ def test_other_copies_of_the_weights_are_passed_over(tmp_path, pieces):
     assert (len(list_weight_files(tmp_path)) > 1) == (pieces == "20KB")
     CheckpointLayout(tmp_path, tied=False).validate(weights, 1)
     assert adapted(tmp_path).keys() == weights.keys()
-    with pytest.raises(WeightsError, match=r"'lm_head.weight' has shape .* here and none there"):
+    with raises_with(WeightsError, tensor="lm_head.weight", version=1):
         CheckpointLayout(tmp_path, tied=False).validate({n: w for n, w in weights.items() if n != "lm_head.weight"}, 1)
 
 
@@ -59,7 +60,7 @@ def test_adapters_are_added_to_their_base_to_scale(tmp_path):
     assert found.keys() == weights.keys()
     assert torch.allclose(found.pop(QUERIES), weights[QUERIES] + 0.5 * (b @ a), atol=1e-6)
     assert all(torch.equal(weight, weights[name]) for name, weight in found.items())
-    with pytest.raises(WeightsError, match="no weight 'another'"):
+    with raises_with(WeightsError, tensor="another"):
         list(apply_adapters(flatten_adapters({"another": (a, b)}), Adapters(str(tmp_path), 0.5)))
 
 
@@ -67,5 +68,5 @@ def test_tensors_of_another_shape_or_name_are_no_update(tmp_path):
     weights = saved(tmp_path, tied=False)
     layout = CheckpointLayout(tmp_path, tied=False)
     for changed in ({QUERIES: torch.zeros(32, 31)}, {"another": torch.zeros(1)}):
-        with pytest.raises(WeightsError, match=f"1 tensors differ; {next(iter(changed))!r} has shape"):
+        with raises_with(WeightsError, tensor=next(iter(changed)), version=1):
             layout.validate(weights | changed, 1)

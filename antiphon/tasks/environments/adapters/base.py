@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from antiphon.core.errors import ConfigError
-from antiphon.tasks.environments.base import BaseEnvironment, EnvironmentConfig
+from antiphon.tasks.environments.base import BaseEnvironment, EnvironmentConfig, OptionError
 from antiphon.tasks.environments.optional_packages import import_optional
 
 
@@ -63,12 +62,17 @@ class Adapter(BaseEnvironment):
         return json.dumps(self._history)
 
 
-def make_or_explain(environment: str, name: str, options: Mapping[str, Any], make: Callable[[], Any]) -> Any:
-    """Call a library's `make`; `ConfigError` if there is no such environment or it does not take the options."""
+def make_or_explain(
+    environment: str, name: str, options: Mapping[str, Any], make: Callable[[], Any], key: str = "id"
+) -> Any:
+    """Call a library's `make`; `OptionError` if there is no such environment or it does not take the options."""
     try:
         return make()
     except Exception as error:  # named boundary: libraries raise anything about options
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ConfigError(
-            f"environment {environment!r} cannot make {name!r} with options {dict(options)}: {reason}"
+        raise OptionError(
+            f"environment {environment!r} cannot make {name!r} with options {dict(options)}: {reason}",
+            environment=environment,
+            key="options" if options else key,
+            value=dict(options) or name,
         ) from error

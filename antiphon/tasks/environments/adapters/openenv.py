@@ -7,12 +7,11 @@ from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
 
-from antiphon.core.errors import ConfigError
 from antiphon.tasks.base import Reset, Step
 from antiphon.tasks.environments.actions import extract_answer
 from antiphon.tasks.environments.adapters.base import Adapter, AdapterConfig
 from antiphon.tasks.environments.adapters.global_random import SEEDS
-from antiphon.tasks.environments.base import require
+from antiphon.tasks.environments.base import OptionError, require
 
 _URL = re.compile(r"(?:http|ws)(s?)://(.+?)/*")
 
@@ -89,8 +88,10 @@ class OpenEnv(Adapter):
         if field is None:
             return observation if isinstance(observation, str) else json.dumps(observation, sort_keys=True)
         if not isinstance(observation, dict) or field not in observation:
-            fields = ", ".join(observation) if isinstance(observation, dict) else repr(observation)
-            raise ConfigError(f"environment {self.name!r}: no observation_field {field!r} in: {fields}")
+            valid = list(observation) if isinstance(observation, dict) else []
+            fields = ", ".join(valid) or repr(observation)
+            message = f"environment {self.name!r}: no observation_field {field!r} in: {fields}"
+            raise OptionError(message, environment=self.name, key="observation_field", value=field, valid=valid)
         return str(observation[field])
 
 

@@ -74,7 +74,7 @@ class ReasoningGym(BaseEnvironment):
         def make() -> Any:
             return self._gym.create_dataset(config.name, seed=seed, size=1, **config.options)
 
-        return make_or_explain(self.name, config.name, config.options, make)
+        return make_or_explain(self.name, config.name, config.options, make, key="name")
 
     def _state_key(self) -> str:
         return json.dumps([self._entry["question"], *self._answers])

@@ -11,7 +11,7 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.rng import generator
 from antiphon.tasks.base import Reset, Step
 from antiphon.tasks.environments.actions import extract_answer
-from antiphon.tasks.environments.base import BaseEnvironment, EnvironmentConfig
+from antiphon.tasks.environments.base import BaseEnvironment, EnvironmentConfig, OptionError
 
 _ALFWORLD, _TEXTWORLD = ".tw-pddl", ".z8"
 _VISITED_FACT = "checked"  # a note of ALFWorld about the past, on which nothing depends
@@ -42,14 +42,18 @@ class TextWorld(BaseEnvironment):
     name: ClassVar[str] = "textworld"
 
     def __init__(self, **options: Any) -> None:
-        """Find the games; `ConfigError` if there is none."""
+        """Find the games; `OptionError` if there is none."""
         super().__init__(**options)
         path = Path(self.config.path)
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         self._games = [file for file in files if file.suffix in (_ALFWORLD, _TEXTWORLD) and file.is_file()]
         if not self._games:
-            raise ConfigError(
-                f"there is no game in {self.config.path!r}: expected *.tw-pddl or *.z8, or a folder of these"
+            raise OptionError(
+                f"environment {self.name!r}: there is no game in path {self.config.path!r}: expected *.tw-pddl or *.z8, or "
+                "a folder of these",
+                environment=self.name,
+                key="path",
+                value=self.config.path,
             )
         self._game: Any = None
 
@@ -128,7 +132,8 @@ def _load_game(file: Path, expert: bool) -> Any:
 
             wrappers.append(AlfredDemangler)
     except ImportError as error:
-        raise ConfigError(f"{file.name} needs the package {package}: pip install {package} ({error})") from None
+        message = f"{file.name} needs the package {package}: pip install {package} ({error})"
+        raise ConfigError(message, value=package) from None
     wanted = ("feedback", "description", "inventory", "facts", "admissible_commands", "score", "max_score", "won")
     infos = textworld.EnvInfos(policy_commands=expert, **dict.fromkeys(wanted, True))
     return textworld.start(str(file), infos, wrappers=wrappers)

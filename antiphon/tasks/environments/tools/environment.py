@@ -71,9 +71,8 @@ class ToolUse(BaseEnvironment):
         payload = prompt.payload if isinstance(prompt.payload, Mapping) else {}
         key = self.config.answer
         if key is not None and key not in payload:
-            raise DataError(
-                f"prompt {prompt.id} has no {key!r} to judge by; with answer: null the task's reward judges"
-            )
+            message = f"prompt {prompt.id} has no {key!r} to judge by; with answer: null the task's reward judges"
+            raise DataError(message, column=key)
         self._answer = None if key is None else str(payload[key])
         self._plan = [ToolCall(call["name"], call["arguments"]) for call in payload.get("plan", ())]
         self._tools = [_resolve_tool(name, prompt) for name in self.config.tools]

@@ -97,18 +97,20 @@ class McpServer:
             raise self._stop_with("it has ended")
         answer = asyncio.run_coroutine_threadsafe(_awaited(send(client)), self._loop)
         try:
-            return await self._with_timeout(asyncio.wrap_future(answer), seconds)
+            return await self._with_timeout(asyncio.wrap_future(answer), seconds, "seconds")
         except self._mcp.MCPError as error:
             if error.code == _CONNECTION_CLOSED:
                 raise self._stop_with(str(error)) from error
             raise ToolError(str(error)) from None  # the server's answer to the policy
 
-    async def _with_timeout(self, future: Awaitable[Any], seconds: float) -> Any:
+    async def _with_timeout(self, future: Awaitable[Any], seconds: float, option: str = "") -> Any:
+        """Wait for a future, as long as `option` of the environment says, if it is one that says it."""
         try:
             return await asyncio.wait_for(future, seconds)
         except TimeoutError:
             self._retire()
-            raise StallError(f"the MCP server {self} did not answer in {seconds:g} s") from None
+            longer = f"; the option {option} allows more" if option else ""
+            raise StallError(f"the MCP server {self} did not answer in {seconds:g} s{longer}", option) from None
 
     def _stop_with(self, why: str) -> WorkerDiedError:
         """Stop the server and return the error for its callers."""

@@ -10,7 +10,7 @@ from antiphon.core.errors import ConfigError, DataError
 from antiphon.core.rng import derive, generator
 from antiphon.tasks.environments.tools.bm25 import Index
 from antiphon.tasks.environments.tools.calculator import calculator
-from antiphon.tasks.splits import SPLITS, split_of
+from antiphon.tasks.splits import check_split, split_of
 
 Row = dict[str, Any]
 
@@ -25,10 +25,10 @@ def tool_problems(
 
     A row has the `answer` and a `plan` of calls that find it. A hash of the question decides its split.
     """
-    if split not in SPLITS:
-        raise DataError(f"tools has the splits {', '.join(SPLITS)}, not {split!r}")
+    check_split(split)
     if not kinds or not set(kinds) <= set(KINDS):
-        raise ConfigError(f"kinds={list(kinds)}: valid are {', '.join(KINDS)}")
+        message = f"{list(kinds)} must be one or more of {', '.join(KINDS)}"
+        raise ConfigError(message, key="options.kinds", value=kinds, valid=KINDS)
     seen: set[str] = set()
     for number in range(100 * (size + 10)):
         if len(seen) == size:

@@ -35,7 +35,8 @@ class Tool:
         hints = get_type_hints(function)
         parameters = inspect.signature(function).parameters
         if unknown := [name for name in parameters if name not in hints]:
-            raise ConfigError(f"tool {function.__name__}: its parameter {unknown[0]} has no annotation")
+            message = f"tool {function.__name__}: its parameter {unknown[0]} has no annotation"
+            raise ConfigError(message, value=unknown[0])
         schema = {
             "type": "object",
             "properties": {name: _json_schema(hints[name], f"{function.__name__}({name})") for name in parameters},
@@ -64,7 +65,8 @@ class Toolbox:
     def __init__(self, tools: Sequence[Tool], make_format: Callable[[Mapping[str, Schema]], ToolFormat]) -> None:
         self.tools = {tool.name: tool for tool in tools}
         if len(self.tools) < len(tools):
-            raise ConfigError(f"two tools have the same name: {', '.join(tool.name for tool in tools)}")
+            names = [tool.name for tool in tools]
+            raise ConfigError(f"two tools have the same name: {', '.join(names)}", key="tools", value=names)
         self.format = make_format({name: tool.parameters for name, tool in self.tools.items()})
 
     def describe(self) -> str:
@@ -118,7 +120,8 @@ def _json_schema(hint: Any, where: str) -> dict[str, Any]:
         hint = next(each for each in inner if each is not type(None))
         return _json_schema(hint, where)
     if (origin or hint) not in _TYPES:
-        raise ConfigError(f"tool {where}: {hint!r} is none of {', '.join(each.__name__ for each in _TYPES)}, Literal")
+        valid = [*(each.__name__ for each in _TYPES), "Literal"]
+        raise ConfigError(f"tool {where}: {hint!r} is none of {', '.join(valid)}", value=hint, valid=valid)
     schema: dict[str, Any] = {"type": _TYPES[origin or hint]}
     if origin is list:
         schema["items"] = _json_schema(inner[0], where)
