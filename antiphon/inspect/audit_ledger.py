@@ -66,7 +66,7 @@ def check_statuses(db: sqlite3.Connection) -> Iterator[str]:
         db,
         "attempts alive in a lineage that has ended",
         f"SELECT {ATTEMPT} FROM attempts a WHERE status IN {schema.LIVE}"
-        " AND lineage < (SELECT max(lineage) FROM lineages)",
+        " AND (lineage < (SELECT max(lineage) FROM lineages) OR lineage IN (SELECT lineage FROM events WHERE kind = 'end'))",
     )
     yield from report_rows(
         db,

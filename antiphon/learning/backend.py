@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.rewards import Controllers
-from antiphon.core.types import Group, TrainBatch, WeightsUpdate
+from antiphon.core.types import Credit, Group, TrainBatch, WeightsUpdate
 from antiphon.core.workers import WorkerHandle
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig
 from antiphon.learning.learner import ModelRoles
@@ -35,6 +35,7 @@ class StepResult(NamedTuple):
     metrics: dict[str, float]
     digest: str  # of the batches that the learner was given
     controllers: Controllers  # as the step left them
+    credit: Sequence[Credit] = ()  # what became of each trajectory
 
 
 class TrainBackend:
@@ -119,8 +120,8 @@ class LocalTraining(TrainBackend):
     @override
     async def learn(self, number: int, version: int, groups: Sequence[Group], controllers: Controllers) -> StepResult:
         self.pipeline.controllers = controllers
-        metrics, digest = await self.pipeline.learn(number, version, self.fetch(groups), self.wait)
-        return StepResult(metrics, digest, self.pipeline.controllers)
+        metrics, digest, credit = await self.pipeline.learn(number, version, self.fetch(groups), self.wait)
+        return StepResult(metrics, digest, self.pipeline.controllers, credit)
 
     @override
     async def step(self, batch: TrainBatch) -> dict[str, float]:

@@ -84,6 +84,8 @@ class RolloutConfig(Config):
     it ends. All else has deadlines of its own: `learner.timeout`, `weights.timeout`, `checkpoint.timeout`."""
     engine_timeout: float = Field(60.0, gt=0.0)
     """Seconds an engine may be silent; then it is killed, and its requests go on elsewhere. Longer than any engine step."""
+    load_timeout: float = Field(300.0, gt=0.0)
+    """Seconds an engine may be silent while it loads weights, if that is more than `engine_timeout`."""
     engine_restarts: int = Field(3, ge=0)
     """Dead engines that are replaced in one run; of dead rollout workers as many, and as many engines in the life of each."""
     workers: int = Field(0, ge=0)
