@@ -8,7 +8,7 @@ its salt. So nothing that old weights computed is found under new ones, and noth
 still decode from it.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any

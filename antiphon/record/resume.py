@@ -1,8 +1,9 @@
 """Continue a run after any kind of end, from its newest complete checkpoint and its ledger.
 
-What earlier lineages did after that step is marked undone. Attempts that were live when the process was killed are marked lost
-now; a process that an error ends marks them itself. Their prompts are drawn again. A finished trajectory whose tokens come from versions that are still part of the run is not sampled again:
-`ReusableRollouts` gives it to the group that draws its prompt.
+What earlier lineages did after that step is marked undone. Attempts that were live when the process was killed are marked
+lost now; a process that an error ends marks them itself. Their prompts are drawn again. A finished trajectory whose tokens
+come from versions that are still part of the run is not sampled again: `ReusableRollouts` gives it to the group that draws
+its prompt.
 """
 
 import hashlib

@@ -14,7 +14,7 @@ The rules (B groups a step, async ratio α):
 ```
 group    RUNNING ──G usable──▶ COMPLETE ──take──▶ TAKEN ──publish──▶ (released: attempts TRAINED)
             │                     │
-            └─ failed, stale, cancelled, lost; filtered ──▶ (released untrained; what became too old by `take`: STALE until publish)
+            └─ failed, stale, cancelled, lost; filtered ──▶ (released untrained; what `take` found too old: STALE until publish)
 attempt  RUNNING ──▶ FINISHED ──▶ TRAINED | FILTERED | STALE | CANCELLED | LOST | FAILED (its group failed)
             └──▶ FAILED | REDUNDANT | STALE | CANCELLED | LOST
 ```

@@ -133,7 +133,7 @@ class EngineSupervisor:
             self.on_engine_lost(member, error)
 
     def on_engine_lost(self, member: EngineState, error: WorkerDiedError) -> None:
-        """Kill an engine, if it still lives, and go on without it; raise `error` if it was the last and none will replace it."""
+        """Kill an engine that still lives, and go on without it; raise `error` if it was the last and none will replace it."""
         member.open = False
         member.engine.kill()  # its place and its devices are for another
         if member in self._placement.members:
