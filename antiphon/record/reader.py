@@ -6,6 +6,7 @@ Rows have the same fields whatever version of the schema they were written with.
 """
 
 import json
+import math
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -139,7 +140,9 @@ class RunReader:
             " WHERE lineage = ? AND grp = ? AND sibling = ? AND try = ?"
         )
         found = next(self._query(query, row.lineage, *row.id), None)
-        return None if found is None else Credit(row.id, **dict(found))
+        if found is None:
+            return None
+        return Credit(row.id, **{name: math.nan if value is None else value for name, value in dict(found).items()})
 
     def find_end(self, lineage: int) -> str | None:
         """Return the error that ended a lineage, empty if it ended by itself; None if no end is on record."""

@@ -126,9 +126,9 @@ CREATE TABLE credit (          -- what a step made of each attempt that it train
     grp INTEGER NOT NULL,
     sibling INTEGER NOT NULL,
     try INTEGER NOT NULL,
-    reward REAL NOT NULL,      -- as the stages left it
-    advantage REAL NOT NULL,   -- mean over its sampled tokens
-    weight REAL NOT NULL,      -- mean over its sampled tokens of what each counts in the loss; 0: it is masked
+    reward REAL,               -- as the stages left it; NULL: it is no number, as below
+    advantage REAL,            -- mean over its sampled tokens
+    weight REAL,               -- mean over its sampled tokens of what each counts in the loss; 0: it is masked
     tokens INTEGER NOT NULL,   -- sampled
     signal INTEGER NOT NULL,   -- of these, with a weight and an advantage other than 0
     PRIMARY KEY (lineage, grp, sibling, try)

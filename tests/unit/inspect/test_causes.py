@@ -4,6 +4,7 @@ import json
 import shutil
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
@@ -100,7 +101,7 @@ def test_lost_attempt_names_the_error(tmp_path):
 
 
 def test_reused_trajectory_is_found_from_its_old_id(tmp_path):
-    scenario = PLAIN | {"checkpoint": {"every": 1}}
+    scenario = PLAIN | {"checkpoint": {"every": 1}, "learner": {"step": 60.0}}
     run = played(tmp_path, scenario, steps=2)
     simulate(ScenarioConfig.model_validate(scenario | {"steps": 4}), keep=tmp_path, resume=True)
     (new, *_) = find(run, "origin IS NOT NULL AND status = 'trained'")
@@ -152,16 +153,16 @@ def test_runs_before_credit_was_recorded_are_told(tmp_path):
 
 
 def test_token_of_a_later_segment_is_told(tmp_path):
-    turns = {"max_turns": 3, "samples": "turn"}
-    environment = {"turns": {"mean": 3}}
-    run = played(tmp_path, PLAIN, rollout=PLAIN["rollout"] | turns, environment=environment)
-    name = find(run, "status = 'trained'")[0]
+    run = played(tmp_path, PLAIN)
     with closing(sqlite3.connect(run / "ledger.db")) as db:
-        files = {file for (file,) in db.execute("SELECT file FROM attempts WHERE file IS NOT NULL")}
-    made = {f"0:{attempt}": each for file in files for attempt, each in trajectories.read(run / "rollouts" / file).items()}
-    first, second, *_ = made[name].segments
-    token = len(second.tokens) - 1
-    assert f"sampled in turn 0 by version {second.versions[token]}" in dict(why(run, f"{name}@1:{token}"))[f"token {token}"]
-    assert str(first.tokens[0]) in dict(why(run, f"{name}@0"))["token 0"]
-    with pytest.raises(RecordError, match="no segment 9"):
-        list(why(run, f"{name}@9:0"))
+        *attempt, file = db.execute("SELECT grp, sibling, try, file FROM attempts WHERE status = 'trained'").fetchone()
+    found = trajectories.read(run / "rollouts" / file)
+    (segment,) = found[tuple(attempt)].segments
+    later = replace(segment, versions=segment.versions + 5)
+    found[tuple(attempt)] = replace(found[tuple(attempt)], payload=(segment, later))
+    trajectories.write(run / "rollouts" / file, 0, list(found.values()))
+    name, token = ".".join(map(str, attempt)), len(segment.tokens) - 1
+    for asked, version in ((f"{token}", segment.versions[token]), (f"1:{token}", later.versions[token])):
+        assert f"by version {version}, log-prob" in dict(why(run, f"{name}@{asked}"))[f"token {token}"]
+    with pytest.raises(RecordError, match="no segment 2"):
+        list(why(run, f"{name}@2:0"))
