@@ -94,10 +94,14 @@ def pytest_addoption(parser):
     parser.addoption("--seed", type=int, default=0, help="of the long chaos test")
     parser.addoption("--long", action="store_true", help="tests that take minutes, too")
     parser.addoption(
-        "--engine", metavar="MODULE:ATTRIBUTE", help="an engine of your own, for tests/system/test_engine_contract.py alone"
+        "--engine",
+        metavar="MODULE:ATTRIBUTE",
+        help="an engine of your own, for tests/system/test_engine_contract.py alone",
     )
     parser.addoption("--engine-python", default="", metavar="PATH", help="the interpreter that has its packages")
-    parser.addoption("--engine-modes", default="", metavar="keep,…", help="the values of rollout.on_update that it knows")
+    parser.addoption(
+        "--engine-modes", default="", metavar="keep,…", help="the values of rollout.on_update that it knows"
+    )
 
 
 def pytest_collection_modifyitems(config, items):

@@ -21,7 +21,9 @@ class Audit:
     """The result of an audit."""
 
     balance: dict[int, dict[str, int]]  # lineage -> status -> attempts
-    ends: dict[int, str]  # lineage -> error that ended it, '' for none; lineages that were killed or still run are not in it
+    ends: dict[
+        int, str
+    ]  # lineage -> error that ended it, '' for none; lineages that were killed or still run are not in it
     violations: list[str]
 
     @property

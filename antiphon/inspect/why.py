@@ -29,7 +29,9 @@ def why(run: Path, name: str) -> Iterator[tuple[str, str]]:
         identity, place = AttemptId(*map(int, numbers.split("."))), (int(segment or 0), int(position or 0))
         in_lineage = int(lineage) if lineage else None
     except (TypeError, ValueError) as error:
-        raise RecordError(f"{name!r} names no attempt: it is written [lineage:]group.sibling.try[@[segment:]token]") from error
+        raise RecordError(
+            f"{name!r} names no attempt: it is written [lineage:]group.sibling.try[@[segment:]token]"
+        ) from error
     with RunReader.open(run) as reader:
         row = reader.find_attempt(identity, in_lineage)
         if row is None:

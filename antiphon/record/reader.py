@@ -142,7 +142,8 @@ class RunReader:
         found = next(self._query(query, row.lineage, *row.id), None)
         if found is None:
             return None
-        return Credit(row.id, **{name: math.nan if value is None else value for name, value in dict(found).items()})
+        fields: dict[str, Any] = {name: math.nan if value is None else value for name, value in dict(found).items()}
+        return Credit(row.id, **fields)
 
     def find_end(self, lineage: int) -> str | None:
         """Return the error that ended a lineage, empty if it ended by itself; None if no end is on record."""

@@ -120,9 +120,7 @@ def open_next_lineage(
         killed = db.execute(f"SELECT lineage, count(*) FROM attempts WHERE {live} GROUP BY lineage").fetchall()
         db.executemany("INSERT INTO balance VALUES (?, 'lost', ?)", killed)
         db.execute(f"UPDATE attempts SET status = 'lost' WHERE {live}")
-        (lost,) = db.execute(
-            "SELECT count(*) FROM attempts WHERE status = 'lost' AND lineage = ?", (last,)
-        ).fetchone()
+        (lost,) = db.execute("SELECT count(*) FROM attempts WHERE status = 'lost' AND lineage = ?", (last,)).fetchone()
         db.execute("UPDATE groups SET outcome = 'lost' WHERE outcome IS NULL")
         db.execute("UPDATE steps SET undone = 1 WHERE step > ?", (step,))
         kept = json.dumps({name: state.get(name) for name in ("mixture", "scheduler", "controllers")})

@@ -580,9 +580,7 @@ def test_loading_engine_may_be_silent_for_longer(seconds, lives):
         schedule = SCHEDULE.model_copy(update={"engine_timeout": 1.0, "load_timeout": 300.0})
         pool = EnginePool([engine, other], Deadlines(), schedule, events=Events())
         watch = asyncio.create_task(pool.watch())
-        loading = asyncio.create_task(
-            pool.load(WeightsUpdate(version=1, location="", manifest=None), OnUpdate.KEEP)
-        )
+        loading = asyncio.create_task(pool.load(WeightsUpdate(version=1, location="", manifest=None), OnUpdate.KEEP))
         await asyncio.sleep(seconds)
         assert engine.dead is not lives and pool.engines == 1 + lives
         engine.may_load.set()

@@ -97,7 +97,9 @@ def test_colocated_engine_starts_in_the_engines_turn(folder, lent):
     assert turns == ([False, True] if lent else [])
 
 
-@pytest.mark.parametrize("mode", [OnUpdate.KEEP, OnUpdate.RESTART, OnUpdate.DRAIN])  # of the ways in which this engine fails
+@pytest.mark.parametrize(
+    "mode", [OnUpdate.KEEP, OnUpdate.RESTART, OnUpdate.DRAIN]
+)  # of the ways in which this engine fails
 def test_place_of_an_engine_that_cannot_load_is_free_again(folder, mode):
     config = EngineConfig(kind="tests.unit.engine_for_tests:open_unlucky")
     schedule = RolloutConfig(groups_per_step=1, engine_restarts=1, sampling={"max_tokens": 4})
