@@ -85,6 +85,9 @@ TASK = r"""
 
     def raises(prompt, transcript):
         raise KeyError("no such column in my table")
+
+    def raises_on(group):
+        raise KeyError("no such column in my table")
 """
 
 
@@ -92,6 +95,15 @@ def pytest_addoption(parser):
     parser.addoption("--kills", type=int, default=0, help="kills of the long chaos test")
     parser.addoption("--seed", type=int, default=0, help="of the long chaos test")
     parser.addoption("--long", action="store_true", help="tests that take minutes, too")
+    parser.addoption(
+        "--engine",
+        metavar="MODULE:ATTRIBUTE",
+        help="an engine of your own, for tests/system/test_engine_contract.py alone",
+    )
+    parser.addoption("--engine-python", default="", metavar="PATH", help="the interpreter that has its packages")
+    parser.addoption(
+        "--engine-modes", default="", metavar="keep,…", help="the values of rollout.on_update that it knows"
+    )
 
 
 def pytest_collection_modifyitems(config, items):

@@ -21,6 +21,12 @@ def audit(run: RunPath) -> None:
         found = check(run)
         for lineage, balance in found.balance.items():
             print_table(f"lineage {lineage}", "attempts", {**balance, "all": sum(balance.values())})
+            if lineage in found.ends:
+                print_line(
+                    f"lineage {lineage} ended{f' by an error: {error}' if (error := found.ends[lineage]) else ''}"
+                )
+        if found.open:
+            print_line(f"open attempts: {found.open}; the run goes on, or it was killed, and --resume marks them lost")
         for violation in found.violations:
             print_line(violation)
         print(f"violations: {len(found.violations)}")
@@ -30,10 +36,13 @@ def audit(run: RunPath) -> None:
 def why(
     run: RunPath,
     name: Annotated[
-        str, typer.Argument(metavar="ID", help="[lineage:]group.sibling.try; append @token to ask about one token.")
+        str,
+        typer.Argument(
+            metavar="ID", help="[lineage:]group.sibling.try; append @[segment:]token to ask about one token."
+        ),
     ],
 ) -> None:
-    """Show where a sample or a token came from, and how it was used."""
+    """Show where a sample or a token came from, how it was used, or why it was not trained on."""
     with exit_on_error(run):
         from antiphon.inspect.why import why as explain
 

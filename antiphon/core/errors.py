@@ -1,7 +1,7 @@
 """The errors of Antiphon.
 
-A rollout that fails is data (`core.types.Failure`) and never raises. Everything here but `RequestError` ends
-the run with one message:
+A rollout that fails is data (`core.types.Failure`) and never raises. Everything here ends the run with one message, except
+those of `REFUSALS` when an engine raises them about one request: then its attempt has failed.
 
 AntiphonError
 ├── ConfigError        a key, a value or a combination in the configuration; names file, path, value and what is valid
@@ -201,3 +201,7 @@ class UnsupportedError(AntiphonError):
 
 class RequestError(AntiphonError):
     """A request to an engine is invalid. Only the request fails: a client gets status 400, an attempt of a run has failed."""
+
+
+REFUSALS = (RequestError, UnsupportedError)
+"""Errors by which an engine refuses one request, and goes on."""

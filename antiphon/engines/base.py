@@ -1,63 +1,107 @@
 """The interface between what schedules and what generates.
 
-An engine lives where its device is. The controller holds an `InferenceEngine`: a `RemoteEngine` for an engine in a worker
-process, whose side there is an `EngineCore`.
+To write an engine of your own, write an `EngineCore` and its factory, an `OpenEngine`, and name the factory in `engine.kind` as
+`package.module:attribute` (`docs/engines.md`, "An engine of your own"; `tests/example_engine.py` is one).
+
+An engine lives where its device is: an `EngineCore` in a process of its own, which `engines.worker.EngineWorker` drives. The
+controller holds an `InferenceEngine`: a `RemoteEngine` that talks to that process, or a `ServerEngine` that talks to a server.
 """
 
-from collections.abc import AsyncIterator
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from antiphon.core.registry import Registry
 from antiphon.core.types import Completion, GenerateRequest, OnUpdate, WeightsUpdate
+from antiphon.engines.config import EngineKind
 from antiphon.engines.deltas import Delta
+
+if TYPE_CHECKING:  # the controller imports no torch
+    import torch
+
+Receive: TypeAlias = "Callable[[WeightsUpdate], Iterable[tuple[str, torch.Tensor]]]"
+"""Yields the tensors of an update by name. They are views that are valid until the next one."""
 
 ENGINES = Registry(
     "engine",
     {
         "native": "antiphon.engines.native.factory:open_engine",
         "vllm": "antiphon.engines.vllm:open_engine",
-        "server": "antiphon.engines.server:ServerEngine",  # in the controller: it has no worker
     },
 )
+"""Factories (`OpenEngine`) of the engines that run in a process of their own."""
 
 
 class EngineCore(Protocol):
-    """An engine where it runs. `step` does one unit of work (a prefill chunk and a decode step) and returns its tokens."""
+    """An engine where it runs. All calls come from one thread, one at a time.
 
-    version: int
+    An error that is no `AntiphonError` ends the engine's process: the pool replaces the engine, and its requests continue on
+    others from the tokens they have. An `AntiphonError` that a method does not declare ends the run with its message.
+    """
+
+    version: int  # of the weights in use
     loads: int  # updates that came into use so far, whatever their versions
     capacity: int  # requests decoded at once
     max_length: int  # most tokens of a request, prompt included
     vocabulary: int  # tokens that its model knows
 
     def add(self, request: GenerateRequest) -> None:
-        """Queue a request. An exception refuses this request alone.
+        """Queue a request. Any exception refuses this request alone: its attempt has failed, and the engine goes on.
 
         Raises:
-            RequestError: If the request is invalid, or longer than the engine allows.
+            RequestError: The request is invalid, or longer than the engine allows.
+            UnsupportedError: The engine cannot sample as the request asks.
         """
 
     def abort(self, request: str) -> None:
         """End a request; its last delta has `FinishReason.ABORT`. Unknown ids are ignored."""
 
     def step(self) -> list[Delta]:
-        """Advance all running requests by at most one token."""
+        """Do one unit of work (a prefill chunk, a decode step) and return what is new of each request.
+
+        The last delta of a request has a `finish`, or an `error` that refuses the request as `add` may. Each token comes with
+        the log-prob with which it was sampled, the version of the weights that sampled it, and the stream `MIXED_CACHE`.
+        """
 
     @property
     def busy(self) -> bool:
         """True while `step` has something to do."""
 
     def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
-        """Load new weights between two steps.
+        """Load new weights between two steps; count them in `loads` once they are in use.
 
-        With `DRAIN` they are loaded once running requests have ended, unless another update replaces them before.
+        With `DRAIN` they are loaded in the step in which the last running request ends, and no other is started meanwhile. An
+        update that comes before replaces them.
+
+        Raises:
+            WeightsError: They are not weights of this model. The pool kills the engine and replaces it, so that it does not
+                matter which weights it has. Also from `step`, where that loads.
+            WorkerDiedError: A part of the engine is gone; the same happens.
+            UnsupportedError: The engine does not know the mode; the run ends.
         """
 
     def sleep(self) -> None:
-        """Leave the device and free the KV cache; no request may be running. `load` works meanwhile."""
+        """Leave the device and free the KV cache. `add` and `load` work meanwhile; requests start after `wake`.
+
+        Raises:
+            StateError: Requests are running.
+            UnsupportedError: The engine keeps its device; it cannot share one with the learner.
+        """
 
     def wake(self) -> None:
         """Take the device again."""
+
+
+class OpenEngine(Protocol):
+    """The factory of an engine, called in the engine's process: a function, or a class with these parameters."""
+
+    def __call__(self, model: str, config: EngineKind, receive: Receive, /) -> EngineCore:
+        """Return the engine, ready to run.
+
+        Args:
+            model: Directory of the model.
+            config: The engine's part of `engine`; `config.options` are the engine's own.
+            receive: Opens an update.
+        """
 
 
 class GenerationHandle(Protocol):

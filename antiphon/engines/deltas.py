@@ -15,8 +15,8 @@ _NO_FLAGS = Streams({MIXED_CACHE: np.empty(0, np.bool_)})
 class Delta:
     """Tokens that were added to one request.
 
-    `finish` is set on the last delta of a request. `restarted` drops all tokens before it. A refused request has one
-    delta, whose `error` says why.
+    The last delta of a request has a `finish`, or, if the engine refuses the request, an `error` that says why. `restarted`
+    drops all tokens before it.
     """
 
     request: str
@@ -27,6 +27,11 @@ class Delta:
     finish: FinishReason | None = None
     restarted: bool = False
     error: AntiphonError | None = None
+
+    @property
+    def is_last(self) -> bool:
+        """True if the request ends with it."""
+        return self.finish is not None or self.error is not None
 
     @staticmethod
     def empty(
@@ -61,4 +66,5 @@ class Delta:
             streams=Streams.join([delta.streams for delta in parts]),
             finish=parts[-1].finish,
             restarted=parts[0].restarted,
+            error=next((delta.error for delta in deltas if delta.error), None),
         )

@@ -91,6 +91,7 @@ class RemoteEngine(InferenceEngine):
 
     @override
     def kill(self) -> None:
+        self.dead = True  # from now on: the end of its process is noticed later, and its place may be wanted at once
         self.handle.kill()
 
     async def close(self) -> None:

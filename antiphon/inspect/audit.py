@@ -10,7 +10,7 @@ from typing import Any
 
 from antiphon.core.errors import RecordError
 from antiphon.inspect import audit_files, audit_ledger
-from antiphon.record import safe_files
+from antiphon.record import safe_files, schema
 from antiphon.record.safe_ledger import open_ledger
 
 LARGEST_NUMBER = 1_000_000  # that a configuration may hold where the checks compute
@@ -21,7 +21,15 @@ class Audit:
     """The result of an audit."""
 
     balance: dict[int, dict[str, int]]  # lineage -> status -> attempts
+    ends: dict[
+        int, str
+    ]  # lineage -> error that ended it, '' for none; lineages that were killed or still run are not in it
     violations: list[str]
+
+    @property
+    def open(self) -> int:
+        """Number of attempts that have not ended: their process still runs, or was killed and nobody resumed it."""
+        return sum(balance.get(status, 0) for balance in self.balance.values() for status in schema.LIVE)
 
 
 def audit(directory: Path) -> Audit:
@@ -34,6 +42,7 @@ def audit(directory: Path) -> Audit:
         balance: dict[int, dict[str, int]] = {}
         for lineage, status, count in db.execute("SELECT lineage, status, count(*) FROM attempts GROUP BY 1, 2"):
             balance.setdefault(lineage, {})[status] = count
+        ends = dict(db.execute("SELECT lineage, coalesce(detail ->> '$.error', '') FROM events WHERE kind = 'end'"))
         audit_ledger.mark_surviving(db)
         rollout = _read_rollout(directory)
         checks = (
@@ -47,7 +56,7 @@ def audit(directory: Path) -> Audit:
             audit_files.check_trajectories(db, directory),
             audit_files.check_checkpoints(db, directory),
         )
-        return Audit(balance, [violation for check in checks for violation in check])
+        return Audit(balance, ends, [violation for check in checks for violation in check])
 
 
 def _read_rollout(directory: Path) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def check_statuses(db: sqlite3.Connection) -> Iterator[str]:
         db,
         "attempts alive in a lineage that has ended",
         f"SELECT {ATTEMPT} FROM attempts a WHERE status IN {schema.LIVE}"
-        " AND lineage < (SELECT max(lineage) FROM lineages)",
+        " AND (lineage < (SELECT max(lineage) FROM lineages) OR lineage IN (SELECT lineage FROM events WHERE kind = 'end'))",
     )
     yield from report_rows(
         db,
@@ -153,7 +153,7 @@ def check_resumes(db: sqlite3.Connection, rollout: dict[str, Any]) -> Iterator[s
         db,
         "prompts that a crash or a rollback took back, and that were not offered again",
         "SELECT task, id, epoch FROM groups g JOIN prompts USING (prompt) LEFT JOIN steps s USING (lineage, step)"
-        " WHERE (g.outcome = 'lost' OR s.undone)"
+        " WHERE (g.outcome = 'lost' OR s.undone) AND g.lineage < (SELECT max(lineage) FROM lineages)"
         " AND g.prompt < (SELECT max(prompt) FROM groups WHERE lineage = (SELECT max(lineage) FROM lineages))"
         " AND NOT EXISTS (SELECT 1 FROM lineages l, json_each(l.state, '$.scheduler.deferred') d"
         " WHERE l.lineage > g.lineage AND d.value ->> 0 = task AND d.value ->> 1 = prompts.id)"

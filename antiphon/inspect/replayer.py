@@ -175,7 +175,7 @@ class Replayer:
         return scheduler
 
     async def _build_batch(self, groups: Sequence[Group], recorded: StepBegin, version: int) -> None:
-        _, batch = await self._pipeline.learn(recorded.step, version, groups)
+        _, batch, _ = await self._pipeline.learn(recorded.step, version, groups)
         if recorded.batch is not None and batch != recorded.batch:
             raise ReplayMismatchError(f"step {recorded.step}: the batch is not the one that was trained on")
 

@@ -1,4 +1,4 @@
-"""Answer where a sample or a token of a run came from, and how it was used."""
+"""Answer where a sample or a token of a run came from, how it was used, and why it was not."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from antiphon.core.errors import RecordError
 from antiphon.core.types import AttemptId, Segment, Trajectory
+from antiphon.inspect.causes import explain_status
 from antiphon.record import safe_files
 from antiphon.record.reader import AttemptRow, RunReader
 
@@ -16,23 +17,28 @@ def why(run: Path, name: str) -> Iterator[tuple[str, str]]:
     Args:
         run: Run directory.
         name: `[lineage:]group.sibling.try` for an attempt, by default of the newest lineage that has it;
-            `...@position` for a token of its first segment.
+            `...@position` for a token of its first segment, `...@segment:position` for one of another.
 
     Raises:
         RecordError: There is no such attempt or token, or the run is damaged.
     """
-    attempt, _, position = name.partition("@")
+    attempt, _, token = name.partition("@")
     lineage, _, numbers = attempt.rpartition(":")
+    segment, _, position = token.rpartition(":")
     try:
-        identity, place = AttemptId(*map(int, numbers.split("."))), int(position or 0)
+        identity, place = AttemptId(*map(int, numbers.split("."))), (int(segment or 0), int(position or 0))
         in_lineage = int(lineage) if lineage else None
     except (TypeError, ValueError) as error:
-        raise RecordError(f"{name!r} names no attempt: it is written [lineage:]group.sibling.try[@token]") from error
+        raise RecordError(
+            f"{name!r} names no attempt: it is written [lineage:]group.sibling.try[@[segment:]token]"
+        ) from error
     with RunReader.open(run) as reader:
         row = reader.find_attempt(identity, in_lineage)
         if row is None:
             raise RecordError(f"{run}: there is no attempt {attempt}", path=run)
         yield from _describe_attempt(reader, row)
+        with safe_files.convert_read_errors(run):  # whose configuration may hold anything
+            yield from explain_status(reader, row)
         if row.file is None:
             return
         found = reader.read_trajectories(row.file).get(row.made_by)
@@ -42,8 +48,8 @@ def why(run: Path, name: str) -> Iterator[tuple[str, str]]:
     yield "trajectory", f"rollouts/{row.file}"
     with safe_files.convert_read_errors(path):
         yield from _describe_trajectory(found)
-        if position:
-            yield from _describe_token(found.segments[0], place, path)
+        if token:
+            yield from _describe_token(found, *place, path)
 
 
 def _describe_attempt(reader: RunReader, row: AttemptRow) -> Iterator[tuple[str, str]]:
@@ -94,7 +100,11 @@ def _count_versions(segment: Segment, start: int, stop: int) -> str:
     return ", ".join(f"version {version}: {count}" for version, count in versions)
 
 
-def _describe_token(segment: Segment, position: int, path: Path) -> Iterator[tuple[str, str]]:
+def _describe_token(trajectory: Trajectory, number: int, position: int, path: Path) -> Iterator[tuple[str, str]]:
+    if not 0 <= number < len(trajectory.segments):
+        segments = len(trajectory.segments)
+        raise RecordError(f"{path}: there is no segment {number}: the trajectory has {segments}", path=path)
+    segment = trajectory.segments[number]
     if not 0 <= position < len(segment.tokens):
         raise RecordError(f"{path}: there is no token {position}: the segment has {len(segment.tokens)}", path=path)
     token = int(segment.tokens[position])

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.rewards import AlgorithmState
-from antiphon.core.types import Group, TrainBatch, WeightsUpdate
+from antiphon.core.types import Credit, Group, TrainBatch, WeightsUpdate
 from antiphon.core.workers import WorkerHandle
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig
 from antiphon.learning.learner import ModelRoles
@@ -35,6 +35,7 @@ class StepResult(NamedTuple):
     metrics: dict[str, float]
     digest: str  # of the batches that the learner was given
     algorithm_state: AlgorithmState  # after the step
+    credit: Sequence[Credit] = ()  # what became of each trajectory
 
 
 class TrainBackend:
@@ -123,8 +124,8 @@ class LocalTraining(TrainBackend):
         self, number: int, version: int, groups: Sequence[Group], algorithm_state: AlgorithmState
     ) -> StepResult:
         self.pipeline.algorithm_state = algorithm_state
-        metrics, digest = await self.pipeline.learn(number, version, self.fetch(groups), self.wait)
-        return StepResult(metrics, digest, self.pipeline.algorithm_state)
+        metrics, digest, credit = await self.pipeline.learn(number, version, self.fetch(groups), self.wait)
+        return StepResult(metrics, digest, self.pipeline.algorithm_state, credit)
 
     @override
     async def step(self, batch: TrainBatch) -> dict[str, float]:

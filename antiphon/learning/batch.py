@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from antiphon.algorithms.config import Aggregation
-from antiphon.core.types import Group, Sample, TrainBatch, Update
+from antiphon.algorithms.trajectories import trajectories
+from antiphon.core.types import Credit, Group, Sample, TrainBatch, Update
 from antiphon.learning.packing import PACK_ARRAYS, WeightedSample, loss_tokens, pack_weighted
 from antiphon.learning.rank_balance import balance_packs
 
@@ -29,6 +30,26 @@ def make_samples(groups: Sequence[Group]) -> list[list[Sample]]:
         ]
         for group in groups
     ]
+
+
+def summarize_credit(groups: Sequence[Sequence[Sample]]) -> list[Credit]:
+    """Return what became of each trajectory of a step, for the record."""
+    return [_summarize(samples) for group in groups for samples in trajectories(group)]
+
+
+def _summarize(samples: Sequence[Sample]) -> Credit:
+    masks = [sample.segment.loss_mask for sample in samples]
+    advantages = np.concatenate([sample.advantages[mask] for sample, mask in zip(samples, masks, strict=True)])
+    weights = np.concatenate([sample.weights[mask] for sample, mask in zip(samples, masks, strict=True)])
+    tokens = len(weights)
+    return Credit(
+        attempt=samples[0].meta.id,
+        reward=float(samples[0].reward),
+        advantage=float(advantages.mean(dtype=np.float64)) if tokens else 0.0,
+        weight=float(weights.mean(dtype=np.float64)) if tokens else 0.0,
+        tokens=tokens,
+        signal=int(np.count_nonzero(advantages * weights)),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,17 @@ from antiphon.algorithms.registry import resolve_streams
 from antiphon.algorithms.rewards import AlgorithmState
 from antiphon.algorithms.trajectories import Arrays, Samples
 from antiphon.core.errors import ConfigError
-from antiphon.core.types import LEARNER_STREAMS, PROXIMAL_LOGPROBS, STREAMS, Group, Sample, StreamSpec, TrainBatch
-from antiphon.learning.batch import digest_batches, make_samples
+from antiphon.core.types import (
+    LEARNER_STREAMS,
+    PROXIMAL_LOGPROBS,
+    STREAMS,
+    Credit,
+    Group,
+    Sample,
+    StreamSpec,
+    TrainBatch,
+)
+from antiphon.learning.batch import digest_batches, make_samples, summarize_credit
 from antiphon.learning.config import CriticConfig, LearnerConfig, TeacherConfig
 from antiphon.learning.learner import Predictor, Trainer
 
@@ -74,7 +83,7 @@ class StepPipeline:
 
     async def learn(
         self, number: int, version: int, groups: Sequence[Group], wait: Wait = wait_forever
-    ) -> tuple[dict[str, float], str]:
+    ) -> tuple[dict[str, float], str, list[Credit]]:
         """Run the stages on the groups of one step.
 
         Args:
@@ -84,12 +93,12 @@ class StepPipeline:
             wait: Awaits one stage, with a deadline.
 
         Returns:
-            Metrics, and the digest of the batches that the learner was given.
+            Metrics, the digest of the batches that the learner was given, and what became of each trajectory.
         """
         step = Step(number=number, version=version, samples=make_samples(groups), pipeline=self)
         for stage in self.stages:
             await wait(stage(step))
-        return step.metrics, digest_batches(step.batches)
+        return step.metrics, digest_batches(step.batches), summarize_credit(step.samples)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,6 +13,7 @@ Kinds and their fields (`attempt` is group.sibling.try, `request` is attempt/tur
     grow     engines, asked                     the pool is resized, for `asked` requests
     take     groups                             a step begins with these groups
     publish  version                            the step is done
+    end      error                              the run ends, by itself or by an error
 
 Of a judge's engines only rare events are recorded, with the judge's name as `pool`.
 
@@ -26,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-RARE = frozenset({"join", "lost", "retired", "grow", "fault"})
+RARE = frozenset({"join", "lost", "retired", "grow", "fault", "end"})
 RECENT = 20  # events that are kept in memory, for error messages
 
 

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from antiphon.core.types import AttemptId, AttemptStatus, GroupOutcome, PolicyVersion, Prompt, Trajectory
+from antiphon.core.types import AttemptId, AttemptStatus, Credit, GroupOutcome, PolicyVersion, Prompt, Trajectory
 from antiphon.record import trajectories
 from antiphon.record.events import Events
 from antiphon.record.store import LedgerStore, PendingRows
@@ -103,6 +103,10 @@ class Ledger:
     def set_batch_digest(self, digest: str) -> None:
         """Record the digest of the current step's training batch."""
         self._add_statement("UPDATE steps SET batch = ?3 WHERE lineage = ?1 AND step = ?2", self.step, digest)
+
+    def add_credit(self, credits: Sequence[Credit]) -> None:
+        """Record what the current step made of the attempts that it trains on."""
+        self._batch.credits += [(self.lineage, *credit.attempt, *credit[1:]) for credit in credits]
 
     def add_version(self, version: PolicyVersion, digest: int | None) -> None:
         """Record the digest of a version's weights."""

@@ -6,6 +6,7 @@ Rows have the same fields whatever version of the schema they were written with.
 """
 
 import json
+import math
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from antiphon.core.types import AttemptId, Trajectory, TrajectoryMeta
+from antiphon.core.types import AttemptId, Credit, Trajectory, TrajectoryMeta
 from antiphon.record import safe_files, trajectories
 from antiphon.record.safe_ledger import open_ledger
 
@@ -120,6 +121,39 @@ class RunReader:
             "grp = ? AND sibling = ? AND try = ? AND lineage = coalesce(?, lineage) ORDER BY lineage DESC LIMIT 1"
         )
         return next(self._attempts(condition, *attempt, lineage), None)
+
+    def list_siblings(self, row: AttemptRow) -> list[AttemptRow]:
+        """Return all attempts of an attempt's group, itself included."""
+        return list(self._attempts("lineage = ? AND grp = ? ORDER BY sibling, try", row.lineage, row.id.group))
+
+    def find_reuse(self, row: AttemptRow) -> AttemptRow | None:
+        """Return the next attempt that reused the trajectory of an attempt; None if there is none."""
+        condition = "origin = ? AND lineage > ? ORDER BY lineage LIMIT 1"
+        return next(self._attempts(condition, row.origin or row.name, row.lineage), None)
+
+    def read_credit(self, row: AttemptRow) -> Credit | None:
+        """Return what a step made of an attempt that it trained on; None if that was not recorded."""
+        if not list(self._query("SELECT 1 FROM sqlite_schema WHERE name = 'credit'")):  # schema version 1
+            return None
+        query = (
+            "SELECT reward, advantage, weight, tokens, signal FROM credit"
+            " WHERE lineage = ? AND grp = ? AND sibling = ? AND try = ?"
+        )
+        found = next(self._query(query, row.lineage, *row.id), None)
+        if found is None:
+            return None
+        fields: dict[str, Any] = {name: math.nan if value is None else value for name, value in dict(found).items()}
+        return Credit(row.id, **fields)
+
+    def find_end(self, lineage: int) -> str | None:
+        """Return the error that ended a lineage, empty if it ended by itself; None if no end is on record."""
+        query = "SELECT coalesce(detail ->> '$.error', '') AS error FROM events WHERE kind = 'end' AND lineage = ?"
+        found = next(self._query(query, lineage), None)
+        return None if found is None else str(found["error"])
+
+    def read_metrics(self, lineage: int, step: int) -> dict[str, Any]:
+        """Return the metrics of a step of a lineage; empty if there are none."""
+        return safe_files.read_metrics(self.directory, lineage, step)
 
     def iterate_recorded(self) -> Iterator[AttemptRow]:
         """Yield the attempts that sampled a trajectory which is on record."""

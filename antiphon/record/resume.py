@@ -1,8 +1,9 @@
 """Continue a run after any kind of end, from its newest complete checkpoint and its ledger.
 
-What earlier lineages did after that step is marked undone. Attempts that were live are lost, and their prompts are drawn
-again. A finished trajectory whose tokens come from versions that are still part of the run is not sampled again:
-`ReusableRollouts` gives it to the group that draws its prompt.
+What earlier lineages did after that step is marked undone. Attempts that were live when the process was killed are marked
+lost now; a process that an error ends marks them itself. Their prompts are drawn again. A finished trajectory whose tokens
+come from versions that are still part of the run is not sampled again: `ReusableRollouts` gives it to the group that draws
+its prompt.
 """
 
 import hashlib
@@ -60,7 +61,7 @@ class ResumeState:
     lineage: int  # that was opened
     state: Mapping[str, Any]  # saved with the checkpoint
     reusable: ReusableRollouts
-    lost: int  # attempts that were live
+    lost: int  # attempts of the lineage before that were lost
 
 
 class Lineages:
@@ -116,9 +117,11 @@ def open_next_lineage(
     with store.connection as db:
         (last,) = db.execute("SELECT max(lineage) FROM lineages").fetchone()
         lineage, live = last + 1, f"status IN {schema.LIVE}"
-        lost = db.execute(f"SELECT lineage, count(*) FROM attempts WHERE {live} GROUP BY lineage").fetchall()
-        db.executemany("INSERT INTO balance VALUES (?, 'lost', ?)", lost)
+        # None is live in a lineage that an error ended: its process marked them lost itself.
+        killed = db.execute(f"SELECT lineage, count(*) FROM attempts WHERE {live} GROUP BY lineage").fetchall()
+        db.executemany("INSERT INTO balance VALUES (?, 'lost', ?)", killed)
         db.execute(f"UPDATE attempts SET status = 'lost' WHERE {live}")
+        (lost,) = db.execute("SELECT count(*) FROM attempts WHERE status = 'lost' AND lineage = ?", (last,)).fetchone()
         db.execute("UPDATE groups SET outcome = 'lost' WHERE outcome IS NULL")
         db.execute("UPDATE steps SET undone = 1 WHERE step > ?", (step,))
         kept = json.dumps({name: state.get(name) for name in ("mixture", "scheduler", "controllers")})
@@ -132,7 +135,7 @@ def open_next_lineage(
         reusable=find_reusable(
             RunReader(store.directory, store.connection), lineage, version, version - max_age, refer=refer
         ),
-        lost=sum(count for _, count in lost),
+        lost=lost,
     )
 
 

@@ -82,6 +82,19 @@ def read_config(run: Path) -> dict[str, Any]:
     return found
 
 
+def read_metrics(run: Path, lineage: int, step: int) -> dict[str, Any]:
+    """Return the line of `metrics.jsonl` about a step of a lineage; empty if there is none."""
+    if not (run / "metrics.jsonl").exists():
+        return {}
+    found: dict[str, Any] = {}
+    with convert_read_errors(f"{run.name}/metrics.jsonl"), resolve_file(run, "metrics.jsonl").open("rb") as file:
+        while line := file.readline(MOST_JSON):
+            values = json.loads(line)
+            if (values.get("lineage", 0), values["step"]) == (lineage, step):
+                found = values
+    return found
+
+
 def check_model_files(directory: Path, *, confined: bool = True) -> None:
     """Raise `RecordError` unless a model directory holds regular files only; if `confined`, files inside of it.
 

@@ -64,7 +64,7 @@ def _connect(path: Path, mode: str, size: int) -> sqlite3.Connection:
         (version,) = db.execute("PRAGMA user_version").fetchone()
         found = _list_objects(db)
         schema.check_version(path, version)
-        _check_objects(path, found)
+        _check_objects(path, found, version)
         (answer,) = db.execute("PRAGMA quick_check(1)").fetchone()
         if answer != "ok":
             raise RecordError(f"{path} is damaged: {' '.join(answer.split())}", path=path)
@@ -102,10 +102,10 @@ def _list_objects(db: sqlite3.Connection) -> Objects:
     return {name: (kind, strict[name], tuple(db.execute(columns, (name,)))) for name, kind in kinds.items()}
 
 
-def _check_objects(path: Path, found: Objects) -> None:
+def _check_objects(path: Path, found: Objects, version: int) -> None:
     """Raise `RecordError` unless a ledger has exactly our tables."""
     with closing(sqlite3.connect(":memory:")) as ours:
-        ours.executescript(schema.TABLES)
+        ours.executescript(schema.tables(version))
         wanted = _list_objects(ours)
     for name, (kind, *_) in found.items():
         if kind != "table" or name not in wanted:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from antiphon.core.errors import RecordError
 
-VERSION = 1
+VERSION = 2
 """Version of the ledger's tables and of the files in `rollouts/`, kept as SQLite's `user_version`.
 
-Version 0 is a ledger from before versions were written; its tables are those of version 1.
+Version 0 is a ledger from before versions were written; its tables are those of version 1. Version 2 added `credit`.
 """
 
 TERMINAL = ("trained", "filtered", "stale", "redundant", "cancelled", "failed", "lost")
@@ -31,7 +31,12 @@ def check_version(ledger: Path, version: int) -> None:
         )
 
 
-TABLES = """
+def tables(version: int = VERSION) -> str:
+    """Return the SQL that creates the tables of a schema version."""
+    return FIRST_TABLES if version < 2 else FIRST_TABLES + CREDIT_TABLE
+
+
+FIRST_TABLES = """
 CREATE TABLE lineages (
     lineage INTEGER PRIMARY KEY,
     parent INTEGER,            -- NULL: the first lineage
@@ -114,5 +119,19 @@ CREATE TABLE balance (         -- the scheduler's own counts, written in the tra
     status TEXT NOT NULL,      -- a terminal status, or 'dispatched'
     attempts INTEGER NOT NULL,
     PRIMARY KEY (lineage, status)
+) STRICT, WITHOUT ROWID;
+"""
+CREDIT_TABLE = """
+CREATE TABLE credit (          -- what a step made of each attempt that it trained on
+    lineage INTEGER NOT NULL,
+    grp INTEGER NOT NULL,
+    sibling INTEGER NOT NULL,
+    try INTEGER NOT NULL,
+    reward REAL,               -- as the stages left it; NULL: it is no number, as below
+    advantage REAL,            -- mean over its sampled tokens
+    weight REAL,               -- mean over its sampled tokens of what each counts in the loss; 0: it is masked
+    tokens INTEGER NOT NULL,   -- sampled
+    signal INTEGER NOT NULL,   -- of these, with a weight and an advantage other than 0
+    PRIMARY KEY (lineage, grp, sibling, try)
 ) STRICT, WITHOUT ROWID;
 """

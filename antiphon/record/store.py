@@ -25,6 +25,7 @@ class PendingRows:
     reused: list[tuple[Any, ...]] = field(default_factory=list)  # origins of trajectories of earlier lineages
     statuses: list[tuple[Any, ...]] = field(default_factory=list)
     outcomes: list[tuple[Any, ...]] = field(default_factory=list)
+    credits: list[tuple[Any, ...]] = field(default_factory=list)
     statements: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)  # SQL and values
     balance: Mapping[str, int] = field(default_factory=dict)
 
@@ -82,6 +83,7 @@ class LedgerStore:
         many("UPDATE attempts SET origin = ?, file = ?, digest = ?" + attempt, batch.reused)
         many("UPDATE attempts SET status = ?, step = ?" + attempt, batch.statuses)
         many(f"UPDATE groups SET outcome = ?, step = ? WHERE lineage = {lineage} AND grp = ?", batch.outcomes)
+        many("INSERT OR REPLACE INTO credit VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", batch.credits)
         for statement, values in batch.statements:
             db.execute(statement, values)
         many("INSERT OR REPLACE INTO balance VALUES (?, ?, ?)", [(lineage, *row) for row in batch.balance.items()])
@@ -149,9 +151,9 @@ def _connect(path: Path) -> sqlite3.Connection:
             (version,) = answer.fetchone()
         schema.check_version(path, version)
         connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL")
-        if version == 0:
+        if version < schema.VERSION:
             has_tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
-            tables = "" if has_tables else schema.TABLES
+            tables = schema.CREDIT_TABLE if has_tables else schema.tables()
             connection.executescript(f"BEGIN; {tables} PRAGMA user_version = {schema.VERSION}; COMMIT;")
     except sqlite3.OperationalError as error:
         connection.close()

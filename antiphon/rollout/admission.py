@@ -14,10 +14,12 @@ The rules (B groups a step, async ratio α):
 ```
 group    RUNNING ──G usable──▶ COMPLETE ──take──▶ TAKEN ──publish──▶ (released: attempts TRAINED)
             │                     │
-            └─ failed, stale, cancelled; filtered ──▶ (released untrained; what became stale by `take`: EXPIRED until publish)
-attempt  RUNNING ──▶ FINISHED ──▶ TRAINED | FILTERED | STALE | CANCELLED | FAILED (its group failed)
-            └──▶ FAILED | REDUNDANT | STALE | CANCELLED
+            └─ failed, stale, cancelled, lost; filtered ──▶ (released untrained; what `take` found too old: STALE until publish)
+attempt  RUNNING ──▶ FINISHED ──▶ TRAINED | FILTERED | STALE | CANCELLED | LOST | FAILED (its group failed)
+            └──▶ FAILED | REDUNDANT | STALE | CANCELLED | LOST
 ```
+
+`docs/statuses.md` says of each status who sets it and where it is seen.
 """
 
 from collections import Counter
@@ -65,7 +67,7 @@ class Admission:
         self._groups: dict[int, LiveGroup] = {}  # live groups, in the order of admission
         self._complete: dict[int, LiveGroup] = {}
         self._taken: list[LiveGroup] = []
-        self._expired: list[LiveGroup] = []
+        self._stale: list[LiveGroup] = []
         self._round = 0 if config.in_rounds else None  # groups that this round may still admit
         self._redundancy = config.redundancy
 
@@ -223,8 +225,8 @@ class Admission:
         abort = tuple(attempt for group in too_old for attempt in group.with_status(AttemptStatus.RUNNING))
         for group in too_old:
             self._end_all(group, AttemptStatus.STALE)
-            group.state = GroupState.EXPIRED
-        self._expired = too_old
+            group.state = GroupState.STALE
+        self._stale = too_old
         return tuple(group.id for group in chosen), Change(abort=abort, stale=tuple(group.id for group in too_old))
 
     def publish(self, version: PolicyVersion) -> Change:
@@ -237,9 +239,9 @@ class Admission:
             raise StateError(f"{version} does not follow {self.version}")
         for group in self._taken:
             self._release(group, AttemptStatus.TRAINED)
-        for group in self._expired:
+        for group in self._stale:
             del self._groups[group.id]
-        self._taken, self._expired = [], []
+        self._taken, self._stale = [], []
         self.version = version
         dropped = find_unusable_groups(self.config, self._groups.values(), self.version)
         abort = tuple(attempt for group in dropped for attempt in group.with_status(AttemptStatus.RUNNING))
@@ -247,12 +249,12 @@ class Admission:
             self._release(group, AttemptStatus.STALE)
         return Change(abort=abort, stale=tuple(group.id for group in dropped))
 
-    def close(self) -> tuple[AttemptId, ...]:
-        """Cancel everything live at the end of the run; return the attempts that were running."""
+    def close(self, status: AttemptStatus = AttemptStatus.CANCELLED) -> tuple[AttemptId, ...]:
+        """End everything live with `status`, at the end of the run; return the attempts that were running."""
         running = [a for group in self._groups.values() for a in group.with_status(AttemptStatus.RUNNING)]
         for group in list(self._groups.values()):
-            self._release(group, AttemptStatus.CANCELLED)
-        self._taken, self._expired = [], []
+            self._release(group, status)
+        self._taken, self._stale = [], []
         return tuple(running)
 
     # --- inside --------------------------------------------------------------------------------------------------------

@@ -87,6 +87,8 @@ class RolloutConfig(Config):
     engine_timeout: float = Field(60.0, gt=0.0)
     """Seconds without a message after which an engine is killed and its requests continue on other engines. It must be
     longer than any step of an engine."""
+    load_timeout: float = Field(300.0, gt=0.0)
+    """Seconds that an engine may be silent while it loads weights, if that is longer than `engine_timeout`."""
     engine_restarts: int = Field(3, ge=0)
     """How many dead engines a run replaces. With `workers`, how many dead rollout workers, and how many engines of each."""
     workers: int = Field(0, ge=0)

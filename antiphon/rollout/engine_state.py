@@ -21,6 +21,7 @@ class EngineState:
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # set when nothing runs there
     open: bool = True  # accepts requests; False once it is dead or retiring
     asleep: bool = False  # has left its device to the learner
+    loads: int = 0  # loads of weights in progress
     handles: set[GenerationHandle] = field(default_factory=set)  # of the requests that run there
     indexed: set[tuple[int, int]] = field(default_factory=set)  # (version, running) of its entries in `LeastLoaded`
     idle_timer: asyncio.TimerHandle | None = None  # runs while the engine is idle, in a pool that scales

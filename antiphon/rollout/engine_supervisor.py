@@ -114,14 +114,16 @@ class EngineSupervisor:
             await self.wait(member.idle.wait(), "empty", "an engine to end its requests")
 
     async def run_with_weights(self, member: EngineState, load: Awaitable[None]) -> None:
-        """Let an engine load weights; go on without it if it cannot."""
+        """Let an engine load weights; kill it and go on without it if it cannot."""
+        member.loads += 1
         try:
             await self.run_unless_dead(member, load)
         except WeightsError as error:
-            member.engine.kill()
             self.on_engine_lost(member, WorkerDiedError(f"an engine could not load weights and was killed: {error}"))
         else:
             self._placement.update(member)
+        finally:
+            member.loads -= 1
 
     async def run_unless_dead(self, member: EngineState, work: Awaitable[None]) -> None:
         """Let an engine do something; go on without it if it dies."""
@@ -131,8 +133,9 @@ class EngineSupervisor:
             self.on_engine_lost(member, error)
 
     def on_engine_lost(self, member: EngineState, error: WorkerDiedError) -> None:
-        """Go on without an engine; raise `error` if it was the last and none will replace it."""
+        """Kill an engine that still lives, and go on without it; raise `error` if it was the last and none will replace it."""
         member.open = False
+        member.engine.kill()  # its place and its devices are for another
         if member in self._placement.members:
             self._placement.remove(member)
             self._due.set()
@@ -156,6 +159,8 @@ class EngineSupervisor:
 
     async def _check(self, member: EngineState) -> None:
         timeout = self._config.engine_timeout
+        if member.loads:  # it cannot answer while it copies weights
+            timeout = max(timeout, self._config.load_timeout)
         try:
             await self._deadlines.wait(
                 member.engine.health(), name="health", owner="pool", on="an engine", deadline=timeout
@@ -163,7 +168,6 @@ class EngineSupervisor:
         except WorkerDiedError as error:
             self.on_engine_lost(member, error)
         except StallError:
-            member.engine.kill()
             self.on_engine_lost(member, WorkerDiedError(f"an engine did not answer for {timeout:g} s and was killed"))
 
     async def keep_target(self, load_weights: LoadWeights) -> None:

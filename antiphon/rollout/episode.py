@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
-from antiphon.core.errors import RequestError
+from antiphon.core.errors import REFUSALS
 from antiphon.core.types import AttemptId, Failure, PolicyVersion, Prompt, Sampling, Score, Timing, Trajectory
 from antiphon.rollout.agents import Outcome
 from antiphon.rollout.attempt import AttemptInputs, UnscoredAttempt, find_bad_logprob
@@ -139,7 +139,7 @@ async def _run_to_failure(episode: EpisodeLoop) -> Failure | None:
         return Failure(source="environment", message=str(error))
     except PromptError as error:
         return Failure(source="episode", message=str(error))
-    except RequestError as error:
+    except REFUSALS as error:
         return Failure(source="engine", message=str(error))
     return None
 

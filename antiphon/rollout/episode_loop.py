@@ -58,7 +58,8 @@ class EpisodeLoop:
         Raises:
             EnvironmentCallError: If the environment raises, or takes too long.
             PromptError: If a prompt cannot be encoded.
-            RequestError: If an engine refuses a request.
+            RequestError: If an engine refuses a request, which is invalid.
+            UnsupportedError: If an engine refuses a request, which it cannot run as asked.
         """
         try:
             await self._begin()

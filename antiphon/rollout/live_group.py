@@ -14,7 +14,7 @@ class GroupState(Enum):
     RUNNING = auto()
     COMPLETE = auto()
     TAKEN = auto()
-    EXPIRED = auto()  # too old for any later step; its slot is free once the present step is published
+    STALE = auto()  # too old for any later step; its slot is free once the present step is published
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,12 +138,16 @@ class Scheduler:
         self.groups_ended[outcome] = 0
         return count
 
-    def stop(self) -> None:
-        """Cancel every attempt; nothing is admitted afterwards."""
+    def stop(self, *, lost: bool = False) -> None:
+        """End every attempt; nothing is admitted afterwards.
+
+        Args:
+            lost: An error ends the run: attempts and groups are lost. Otherwise they are cancelled.
+        """
         self._owner = None
-        self._abort(self.admission.close())
+        self._abort(self.admission.close(AttemptStatus.LOST if lost else AttemptStatus.CANCELLED))
         for group in list(self._open):
-            self._end_group(group, GroupOutcome.CANCELLED)
+            self._end_group(group, GroupOutcome.LOST if lost else GroupOutcome.CANCELLED)
 
     def admit(self) -> None:
         """Admit groups while there is room."""
@@ -236,7 +240,7 @@ class Scheduler:
 
     async def _run_sampling_loop(self, group: int, sampler: SamplingLoop) -> None:
         """Run the user's own sampling loop for a group."""
-        prompt = self._open[group].prompt
+        prompt, loop_task = self._open[group].prompt, asyncio.current_task()
 
         async def generate(sampling: dict[str, Any]) -> UnscoredAttempt:
             attempt = self.admission.start(group)
@@ -246,7 +250,8 @@ class Scheduler:
                     prompt, attempt, self.admission.start_version(attempt), self.config.sampling.sampling(**sampling)
                 )
             except asyncio.CancelledError:
-                self.admission.drop(attempt)
+                if loop_task is None or not loop_task.cancelling():  # else the whole loop ends, and `stop` says why
+                    self.admission.drop(attempt)
                 raise
 
         async def reward(unscored: UnscoredAttempt) -> Trajectory:

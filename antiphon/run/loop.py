@@ -81,14 +81,18 @@ class Run:
             weights.start(owner, ledger)
             return await main(owner)
 
+        guards = [weights.died(), rollouts.watch(weights.refresh), ledger.commit_on_request()]
         try:
-            return await run_supervised(
-                [weights.died(), rollouts.watch(weights.refresh), ledger.commit_on_request()], start
-            )
-        except StallError as stall:
+            result = await run_supervised(guards, start)
+        except BaseException as error:
             recent = ledger.events.format_recent()
-            message = f"{stall}\nWhat happened last:\n{recent}"
-            raise StallError(message, stall.key, owner=stall.owner, on=stall.on) from stall
+            ledger.events.add("end", error=f"{type(error).__name__}: {error}")
+            if isinstance(error, StallError):
+                message = f"{error}\nWhat happened last:\n{recent}"
+                raise StallError(message, error.key, owner=error.owner, on=error.on) from error
+            raise
+        ledger.events.add("end", error="")
+        return result
 
     # --- supervised fine-tuning ----------------------------------------------------------------------------------------
 
@@ -151,15 +155,19 @@ class Run:
         self._since = _now() - self.progress.seconds
         scheduler = self._make_scheduler()
         weights.on_publish = scheduler.publish
-        async with weights.updating() as learner:
-            await learner.begin(self.config)
-            if resumption is not None:
-                await self._restore(learner, scheduler, resumption)
-            elif self.config.checkpoint.every:
-                await self._checkpoints.save(owner, learner, self._cut(0, scheduler))
-        await weights.switch_to_generation()
-        scheduler.start(owner)
-        steps = await self._steps(owner, scheduler, resumption.state["step"] if resumption else 0)
+        try:
+            async with weights.updating() as learner:
+                await learner.begin(self.config)
+                if resumption is not None:
+                    await self._restore(learner, scheduler, resumption)
+                elif self.config.checkpoint.every:
+                    await self._checkpoints.save(owner, learner, self._cut(0, scheduler))
+            await weights.switch_to_generation()
+            scheduler.start(owner)
+            steps = await self._steps(owner, scheduler, resumption.state["step"] if resumption else 0)
+        except BaseException:  # of any part: the task group cancels this
+            scheduler.stop(lost=True)
+            raise
         self.progress.seconds = _now() - self._since
         self._last_cut = self._cut(steps, scheduler)
         scheduler.stop()
@@ -234,6 +242,7 @@ class Run:
                 result = await learner.learn(step, groups, self._algorithm_state)
             self._algorithm_state = result.algorithm_state
             parts.record.ledger.set_batch_digest(result.digest)
+            parts.record.ledger.add_credit(result.credit)
             await learner.publish()
             cut = self._cut(step, scheduler) if self._checkpoints.is_due(step) else None
             scheduler.admit()

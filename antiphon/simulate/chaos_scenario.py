@@ -63,6 +63,7 @@ def _draw_rollout(rng: np.random.Generator) -> dict[str, Any]:
         "max_turns": 6 if is_agentic else 1,
         "timeout": 20000.0,
         "engine_timeout": 20.0,
+        "load_timeout": 20.0,
         "environment_timeout": 30.0,
         "sampling": {"max_tokens": 2000},
     }

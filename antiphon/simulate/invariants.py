@@ -46,6 +46,7 @@ class InvariantChecker:
         "failed": ("running", "finished"),
         "stale": ("running", "finished"),
         "cancelled": ("running", "finished"),
+        "lost": ("running", "finished"),
         "filtered": ("finished",),
         "trained": ("finished",),
     }

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from antiphon.core.config import dump
 from antiphon.core.deadlines import Deadlines
+from antiphon.core.errors import RolloutError, WorkerDiedError
 from antiphon.core.rng import derive
 from antiphon.core.types import GenerateRequest, Prompt
 from antiphon.learning.learner import ModelRoles
@@ -76,7 +77,11 @@ async def _simulate(
     simulation = _Simulation(scenario, root, sink, deadlines)
     record = simulation.open_record(root, stack, resume)
     injecting = asyncio.create_task(simulation.faults.inject(lambda: simulation.engines), name="faults")
-    summary = await Run(simulation.make_components(record)).train()
+    try:
+        summary = await Run(simulation.make_components(record)).train()
+    except (WorkerDiedError, RolloutError):  # the process lives, and writes how the run ended
+        await record.ledger.commit()
+        raise
     injecting.cancel()
     await record.ledger.commit()
     return simulation.make_outcome(summary)

@@ -53,6 +53,14 @@ def test_every_way_to_update_weights_in_flight(project, mode):
     assert project.summary()["steps"] == 4
 
 
+def test_a_filter_that_raises_leaves_no_attempt_open(project):
+    with pytest.raises(KeyError, match="column"):
+        train(project, rollout=rollout(async_ratio=1, filter="mytask:raises_on"))
+    found = audit(project.folder / "runs" / "run")
+    assert found.violations == [] and found.open == 0
+    assert found.balance[0]["lost"] and "KeyError" in found.ends[0]
+
+
 def test_engine_and_learner_differ_by_rounding_only(project):
     """Synchronous and one update a step: the learner's log-probs are the engine's."""
     assert train(project, "steps=3", rollout=rollout(async_ratio=0)) == 0

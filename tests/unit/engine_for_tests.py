@@ -1,7 +1,11 @@
-"""An engine that hangs in starting, the first time that it is started for a model."""
+"""Engines that do nothing, and do that badly: one hangs as it starts, one refuses all requests, one cannot load weights."""
 
 import threading
 from pathlib import Path
+
+from antiphon.core.errors import RequestError, WeightsError, WorkerDiedError
+from antiphon.core.types import OnUpdate
+from antiphon.engines.deltas import Delta
 
 
 class Idle:
@@ -28,3 +32,43 @@ def open_engine(model, config, receive):
         (Path(model) / "opened").touch()
         return Idle()
     return threading.Event().wait()
+
+
+class Refusing(Idle):
+    """Takes every request and refuses it in its next step."""
+
+    def __init__(self):
+        self.asked = []
+
+    @property
+    def busy(self):
+        return bool(self.asked)
+
+    def add(self, request):
+        self.asked.append(request.id)
+
+    def step(self):
+        asked, self.asked = self.asked, []
+        return [Delta.empty(name, error=RequestError(f"{name} cannot be run")) for name in asked]
+
+
+class Unlucky(Idle):
+    """Cannot load weights: what it needs for it has died, or the weights are not what was sent."""
+
+    def load(self, update, mode):
+        if mode is OnUpdate.KEEP:
+            raise WorkerDiedError("a helper is gone")
+        if mode is OnUpdate.RESTART:
+            raise WeightsError("a wrong digest")
+        self.busy = True  # what runs must end first
+
+    def step(self):
+        raise WeightsError("a wrong digest")
+
+
+def open_refusing(model, config, receive):
+    return Refusing()
+
+
+def open_unlucky(model, config, receive):
+    return Unlucky()

@@ -6,7 +6,7 @@ construction. Times are seconds of the event loop's clock.
 """
 
 from antiphon.core.types.arrays import BoolArray, FloatArray, IntArray
-from antiphon.core.types.batches import Pack, Sample, TrainBatch, Update
+from antiphon.core.types.batches import Credit, Pack, Sample, TrainBatch, Update
 from antiphon.core.types.completions import Completion, FinishReason, GenerateRequest, Message, Prompt, Timing, ToolCall
 from antiphon.core.types.streams import (
     ATTENTION_RHYTHM,
@@ -68,6 +68,7 @@ __all__ = [
     "AttemptStatus",
     "BoolArray",
     "Completion",
+    "Credit",
     "Failure",
     "FinishReason",
     "FloatArray",

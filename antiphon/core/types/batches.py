@@ -6,13 +6,25 @@ the learner multiplies each token's loss by its coefficient and sums.
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from antiphon.core.types.arrays import BoolArray, FloatArray, IntArray, is_within, require_length
 from antiphon.core.types.streams import Streams
-from antiphon.core.types.trajectories import Segment, TrajectoryMeta
+from antiphon.core.types.trajectories import AttemptId, Segment, TrajectoryMeta
+
+
+class Credit(NamedTuple):
+    """What a step made of one trajectory. `antiphon why` shows it."""
+
+    attempt: AttemptId
+    reward: float  # as the stages left it
+    advantage: float  # mean over its sampled tokens
+    weight: float  # mean over its sampled tokens of what each counts in the loss; 0: it is masked
+    tokens: int  # sampled
+    signal: int  # of these, with a weight and an advantage other than 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

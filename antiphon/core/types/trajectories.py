@@ -88,17 +88,17 @@ class Score:
 
 
 class AttemptStatus(StrEnum):
-    """The states of an attempt. The last seven are terminal; each attempt ends in exactly one of them."""
+    """The statuses of an attempt, whose causes are in `docs/statuses.md`. It ends in exactly one of the last seven."""
 
     RUNNING = "running"
-    FINISHED = "finished"
-    TRAINED = "trained"
-    FILTERED = "filtered"
-    STALE = "stale"
-    REDUNDANT = "redundant"
-    CANCELLED = "cancelled"
-    FAILED = "failed"
-    LOST = "lost"
+    FINISHED = "finished"  # it has a score, and waits for its group or its step
+    TRAINED = "trained"  # the weights of its step were published; `why` says if it had a gradient
+    FILTERED = "filtered"  # `rollout.filter` rejected its complete group
+    STALE = "stale"  # its group became too old
+    REDUNDANT = "redundant"  # its group was complete without it
+    CANCELLED = "cancelled"  # the run was over
+    FAILED = "failed"  # it failed, or its group did
+    LOST = "lost"  # the run broke off
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,13 +174,14 @@ class Trajectory:
 
 
 class GroupOutcome(StrEnum):
-    """Final outcome of a group."""
+    """Final outcome of a group: what became of it, as `AttemptStatus` says it of attempts."""
 
     COMPLETE = "complete"
     FILTERED = "filtered"
     FAILED = "failed"
     STALE = "stale"
     CANCELLED = "cancelled"
+    LOST = "lost"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,19 +1,15 @@
 """Opens the native engine in its worker process."""
 
-from collections.abc import Callable, Iterable
-
 import torch
 
 from antiphon.core.errors import ConfigError
-from antiphon.core.types import WeightsUpdate
+from antiphon.engines.base import Receive
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.engine import NativeEngine
 from antiphon.engines.stops import read_decoder
 
 
-def open_engine(
-    model: str, config: EngineConfig, receive: Callable[[WeightsUpdate], Iterable[tuple[str, torch.Tensor]]]
-) -> NativeEngine:
+def open_engine(model: str, config: EngineConfig, receive: Receive) -> NativeEngine:
     """Return the engine for the model in a directory, with its tokenizer for stop strings."""
     if config.options:
         raise ConfigError(f"engine.options: the native engine has none, and was given {', '.join(config.options)}")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from antiphon.core.errors import AntiphonError, DataError, RequestError
+from antiphon.core.errors import REFUSALS, DataError, RequestError
 from antiphon.core.types import (
     Completion,
     FinishReason,
@@ -48,9 +48,6 @@ class PreparedRequest:
 
 class Session(ABC):
     """Requests of the owner of one key: their checks, limits and replies."""
-
-    refusals: tuple[type[AntiphonError], ...] = (RequestError,)
-    """Errors of engines that mean an invalid request."""
 
     def __init__(self, model: ServedModel) -> None:
         self.model = model
@@ -115,7 +112,7 @@ class Session(ABC):
         self._tasks.add(task)
         try:
             return await self._answer(prepared, on_text)
-        except self.refusals as error:
+        except REFUSALS as error:
             raise ApiError(str(error)) from error
         finally:
             self._tasks.discard(task)

@@ -6,7 +6,6 @@ from typing import Any
 
 from typing_extensions import override
 
-from antiphon.core.errors import RequestError, UnsupportedError
 from antiphon.core.rng import derive
 from antiphon.core.types import GenerateRequest, IntArray, Sampling
 from antiphon.rollout.gateway.chat import ApiError, ChatRequest, Reply
@@ -18,8 +17,6 @@ _MAX_SEED = 2**63 - 1
 
 class UnrecordedClient(Session):
     """A client that samples with its own settings; nothing is recorded. It may send many requests at once."""
-
-    refusals = (RequestError, UnsupportedError)  # a client chooses its sampling, which an engine may not support
 
     def __init__(self, model: ServedModel) -> None:
         super().__init__(model)

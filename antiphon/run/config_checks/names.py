@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 from antiphon.algorithms.registry import ADVANTAGES, LOSSES
 from antiphon.cluster.base import CLUSTERS
+from antiphon.core.registry import Registry
 from antiphon.engines.base import ENGINES
+from antiphon.engines.config import SERVER_KINDS
 from antiphon.learning.learner import LEARNERS
 from antiphon.learning.stages import STAGES
 from antiphon.rollout.filters import FILTERS
@@ -16,6 +18,11 @@ from antiphon.weights.base import CHANNELS
 
 if TYPE_CHECKING:
     from antiphon.run.config import RunConfig
+
+# Engines in workers, and those on servers, which the controller itself connects (`run.launch.engines`).
+ENGINE_KINDS = Registry(
+    "engine", {**ENGINES.built_in, **dict.fromkeys(SERVER_KINDS, "antiphon.engines.server:ServerEngine")}
+)
 
 
 def check_names(config: "RunConfig") -> Iterator[Problem]:
@@ -30,7 +37,7 @@ def check_names(config: "RunConfig") -> Iterator[Problem]:
     yield from check_registered(ADVANTAGES, config.algorithm.advantage, "algorithm.advantage")
     yield from check_registered(LOSSES, config.algorithm.loss, "algorithm.loss")
     for at, engine in iterate_engines(config):
-        yield from check_registered(ENGINES, engine.kind, f"{at}.kind")
+        yield from check_registered(ENGINE_KINDS, engine.kind, f"{at}.kind")
     yield from check_registered(LEARNERS, config.learner.kind, "learner.kind")
     yield from check_registered(CLUSTERS, config.cluster.kind, "cluster.kind")
     yield from check_registered(CHANNELS, config.weights.channel, "weights.channel")

@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.core.errors import UnsupportedError
+from antiphon.core.errors import RequestError, UnsupportedError
 from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, Sampling, Streams
+from antiphon.engines.config import EngineConfig
 from antiphon.engines.deltas import Delta
 from antiphon.engines.generation import Generation
 from antiphon.engines.server_protocols import SERVER_PROTOCOLS
+from antiphon.engines.worker import EngineWorker
 
 
 def apply(deltas):
@@ -62,6 +64,21 @@ def test_bundles_tell_the_same(stream):
 def test_empty_completion_has_all_declared_streams():
     joined = Delta.join([Delta.empty("r"), Delta.empty("r", finish=FinishReason.ABORT)])
     assert MIXED_CACHE in joined.streams and joined.streams.length == 0
+
+
+def test_joined_deltas_keep_a_refusal():
+    refusal = RequestError("too long")
+    assert Delta.join([Delta.empty("r"), Delta.empty("r", error=refusal)]).error is refusal
+    assert Delta.join([Delta.empty("r", error=refusal)]).error is refusal
+
+
+def test_request_refused_in_a_step_is_answered_at_once():
+    worker, sent = EngineWorker("tests.unit.engine_for_tests:open_refusing", "", EngineConfig(), "shared_memory"), []
+    worker.emit = sent.append
+    worker.add(GenerateRequest(id="r", tokens=np.zeros(1, np.int32), sampling=Sampling(max_tokens=3)))
+    worker.advance()
+    ((delta,),) = sent
+    assert delta.request == "r" and isinstance(delta.error, RequestError)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from contextlib import closing
 import pyarrow.parquet as pq
 import pytest
 
-from antiphon.core.errors import RecordError
+from antiphon.core.errors import RecordError, RolloutError
 from antiphon.inspect.audit import audit
 from antiphon.simulate.run import simulate
 from antiphon.simulate.scenario import ScenarioConfig
@@ -55,6 +55,39 @@ def test_a_run_that_keeps_its_promises_is_clean(clean):
 ONE = (
     "(lineage, grp, sibling, try) IN (SELECT lineage, grp, sibling, try FROM attempts WHERE status = 'trained' LIMIT 1)"
 )
+ALL_FILTERED = {  # every group is rejected, until the run gives up; other groups are in work then
+    "name": "rejected",
+    "steps": 4,
+    "rollout": {**SCENARIO["rollout"], "redundancy": 0},
+    "engines": {"count": 2, "speed": {"slots": 8}},
+    "success": {"mean": 1.0},
+}
+
+
+def test_an_error_leaves_no_attempt_open(tmp_path):
+    with pytest.raises(RolloutError, match="filtered out"):
+        simulate(ScenarioConfig.model_validate(ALL_FILTERED), keep=tmp_path)
+    found = audit(tmp_path / "rejected")
+    assert found.violations == [] and found.open == 0
+    assert found.balance[0].keys() == {"filtered", "lost"}
+    assert "RolloutError" in found.ends[0]
+
+
+def test_attempts_open_in_an_ended_run_are_found(run):
+    assert audit(run).ends == {0: ""}
+    with closing(sqlite3.connect(run / "ledger.db")) as db:
+        db.executescript(
+            "UPDATE attempts SET status = 'finished' WHERE status = 'cancelled';"
+            " DELETE FROM balance WHERE status = 'cancelled'; UPDATE groups SET outcome = NULL WHERE outcome = 'cancelled'"
+        )
+    found = audit(run)
+    assert [violation for violation in found.violations if "alive in a lineage that has ended" in violation]
+    with closing(sqlite3.connect(run / "ledger.db")) as db:  # a run that was killed, or is running
+        db.executescript("DELETE FROM events WHERE kind = 'end'")
+    found = audit(run)
+    assert found.violations == [] and found.ends == {} and found.open > 0
+
+
 PLANTED = {  # what is done to the ledger, and what is said of it
     "an attempt disappears": (f"DELETE FROM attempts WHERE {ONE}", "were dispatched"),
     "an attempt ends another way": (f"UPDATE attempts SET status = 'stale' WHERE {ONE}", "attempts ended stale"),

@@ -5,6 +5,7 @@ import sqlite3
 from contextlib import closing
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -227,17 +228,21 @@ def test_newer_schema_is_refused(tmp_path):
             opens(tmp_path)
 
 
-def test_ledger_without_a_version_is_read_and_upgraded(tmp_path):
+@pytest.mark.parametrize("version", [0, 1])
+def test_ledger_of_an_older_version_is_read_and_upgraded(tmp_path, version):
     store = LedgerStore(tmp_path)
     open_first_lineage(store)
+    with store.connection as db:
+        db.execute("DROP TABLE credit")
     store.close()
-    set_version(tmp_path, 0)
+    set_version(tmp_path, version)
     with RunReader.open(tmp_path) as reader:
         assert [row.lineage for row in reader.list_lineages()] == [0]
     LedgerStore(tmp_path).close()
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as db:
         assert db.execute("PRAGMA user_version").fetchone() == (schema.VERSION,)
         assert db.execute("SELECT count(*) FROM lineages").fetchone() == (1,)
+        assert db.execute("SELECT count(*) FROM credit").fetchone() == (0,)
 
 
 def test_a_file_that_is_no_ledger_is_named(tmp_path):

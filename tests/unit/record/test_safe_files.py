@@ -91,7 +91,7 @@ def test_yaml_is_bounded(tmp_path, text, valid):
 
 def test_only_our_tables_are_opened(tmp_path):
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as db:
-        db.executescript(f"{schema.TABLES} PRAGMA user_version = {schema.VERSION};")
+        db.executescript(f"{schema.tables()} PRAGMA user_version = {schema.VERSION};")
         safe_ledger.open_ledger(tmp_path).close()
         db.execute("CREATE INDEX other ON attempts (score)")
     with raises_with(RecordError, match="'other'", path=tmp_path / "ledger.db"):
@@ -100,7 +100,7 @@ def test_only_our_tables_are_opened(tmp_path):
 
 def test_cost_of_queries_is_bounded(tmp_path):
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as db:
-        db.executescript(f"{schema.TABLES} PRAGMA user_version = {schema.VERSION};")
+        db.executescript(f"{schema.tables()} PRAGMA user_version = {schema.VERSION};")
     with closing(safe_ledger.open_ledger(tmp_path)) as db, pytest.raises(sqlite3.OperationalError, match="interrupted"):
         db.execute("WITH RECURSIVE e(n) AS (SELECT 1 UNION ALL SELECT n FROM e) SELECT count(*) FROM e").fetchone()
 

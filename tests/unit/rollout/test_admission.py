@@ -61,7 +61,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.finished: dict[int, dict[AttemptId, int]] = {}
         self.admitted: list[int] = []  # live groups, oldest admission first
         self.taken: tuple[int, ...] = ()
-        self.expired: set[int] = set()
+        self.stale: set[int] = set()
         self.version = 0
 
     def started_in(self, group):
@@ -133,7 +133,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.taken = taken
         assert set(change.stale) <= before - set(taken)
         assert set(change.abort) == {a for a in self.running if a.group in change.stale}
-        self.expired = set(change.stale)
+        self.stale = set(change.stale)
         for group in change.stale:
             assert self.version - min(self.started_in(group)) == greatest
             self.finished[group] = {}
@@ -145,9 +145,9 @@ class AdmissionMachine(RuleBasedStateMachine):
         before = {g for g in self.admitted if self.admission.state(g) is not None}
         change = self.admission.publish(self.admission.version.next())
         self.version += 1
-        for group in {*self.taken, *self.expired}:
+        for group in {*self.taken, *self.stale}:
             self.drop_group(group)
-        released = {g for g in before - set(self.taken) - self.expired if self.admission.state(g) is None}
+        released = {g for g in before - set(self.taken) - self.stale if self.admission.state(g) is None}
         assert set(change.stale) == released
         assert set(change.abort) == {a for a in self.running if a.group in released}
         for group in released:
@@ -163,7 +163,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert self.admission.dispatched == self.admission.ended.total()
         self.admission = Admission(self.config, PolicyVersion(0, self.version))
         self.running, self.finished, self.admitted, self.taken = {}, {}, [], ()
-        self.expired = set()
+        self.stale = set()
 
     @invariant()
     def slots_are_bounded(self):

@@ -303,9 +303,10 @@ def test_text_that_cannot_be_encoded_is_a_failure():
     assert trajectory.meta.score.value is None and world.closed
 
 
-def test_request_that_an_engine_refuses_is_a_failure():
+@pytest.mark.parametrize("refusal", errors.REFUSALS)
+def test_request_that_an_engine_refuses_is_a_failure(refusal):
     async def refuse(request):
-        raise errors.RequestError("outside the vocabulary")
+        raise refusal("outside the vocabulary")
 
     episodes = episodes_of(generate=refuse)
     trajectory = asyncio.run(episodes.run(PROMPT, AttemptId(0, 0, 0), PolicyVersion(0, 4), Sampling(max_tokens=8)))

@@ -10,7 +10,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from antiphon.core.errors import RequestError, UnsupportedError, WorkerDiedError
+from antiphon.core.errors import REFUSALS, RequestError, UnsupportedError, WorkerDiedError
 from antiphon.core.types import AttemptId, FinishReason
 from antiphon.engines.deltas import Delta
 from antiphon.rollout.attempt import AttemptInputs
@@ -199,9 +199,10 @@ def test_refusal_of_an_engine_is_a_400_to_guests(renderer, error, status):
     assert streamed == ("invalid_request_error" if status == 400 else "overloaded_error")
 
 
-def test_refused_request_of_an_agent_is_no_error_of_engines(renderer):
+@pytest.mark.parametrize("error", REFUSALS)
+def test_refused_request_of_an_agent_is_no_error_of_engines(renderer, error):
     async def refuses(request, on_delta=None):
-        raise RequestError("no")
+        raise error("no")
 
     async def test(gateway, client, key, engine):
         answer = await client.post("/v1/chat/completions", json=CHAT)

@@ -556,6 +556,40 @@ def test_an_engine_that_cannot_load_is_done_without():
     asyncio.run(main())
 
 
+class BlockedEngine(HeldEngine):
+    """Answers nothing while it loads, as a worker does that has one thread."""
+
+    async def health(self):
+        if self.loading:
+            await self.may_load.wait()
+        await super().health()
+
+    loading = False
+
+    async def load(self, update, mode):
+        self.loading = True
+        await super().load(update, mode)
+        self.loading = False
+
+
+@pytest.mark.parametrize(("seconds", "lives"), [(100.0, True), (400.0, False)])
+def test_loading_engine_may_be_silent_for_longer(seconds, lives):
+    async def main():
+        engine, other = BlockedEngine(), HeldEngine()
+        other.may_load.set()
+        schedule = SCHEDULE.model_copy(update={"engine_timeout": 1.0, "load_timeout": 300.0})
+        pool = EnginePool([engine, other], Deadlines(), schedule, events=Events())
+        watch = asyncio.create_task(pool.watch())
+        loading = asyncio.create_task(pool.load(WeightsUpdate(version=1, location="", manifest=None), OnUpdate.KEEP))
+        await asyncio.sleep(seconds)
+        assert engine.dead is not lives and pool.engines == 1 + lives
+        engine.may_load.set()
+        await loading
+        watch.cancel()
+
+    clock.run(main())  # in virtual time
+
+
 def test_pinned_group_goes_to_one_engine_with_room():
     async def main():
         one, two = HeldEngine(capacity=5), HeldEngine(capacity=5)

@@ -11,7 +11,12 @@ from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import StallError, WorkerDiedError
+from antiphon.core.types import OnUpdate, WeightsUpdate
 from antiphon.engines.config import EngineConfig
+from antiphon.record.events import Events
+from antiphon.rollout.config import RolloutConfig
+from antiphon.rollout.engine_supervisor import EngineSupply
+from antiphon.rollout.pool import EnginePool
 from antiphon.run.device_assignment import DeviceAssignment
 from antiphon.run.launch.engines import EngineStarter
 
@@ -92,3 +97,29 @@ def test_colocated_engine_starts_in_the_engines_turn(folder, lent):
 
     asyncio.run(main())
     assert turns == ([False, True] if lent else [])
+
+
+@pytest.mark.parametrize(
+    "mode", [OnUpdate.KEEP, OnUpdate.RESTART, OnUpdate.DRAIN]
+)  # of the ways in which this engine fails
+def test_place_of_an_engine_that_cannot_load_is_free_again(folder, mode):
+    config = EngineConfig(kind="tests.unit.engine_for_tests:open_unlucky")
+    schedule = RolloutConfig(groups_per_step=1, engine_restarts=1, sampling={"max_tokens": 4})
+
+    async def main():
+        cluster = LocalCluster(ClusterConfig())
+        try:
+            starter = EngineStarter(cluster, "engine", folder, config)
+            engines = await starter.start_first(Deadlines(), 60, print)
+            supply = EngineSupply(start=starter.start_replacement, target=1)
+            pool = EnginePool(engines, Deadlines(), schedule, events=Events(), supply=supply)
+            await pool.load(WeightsUpdate(version=1, location="", manifest=None), mode)
+            assert pool.engines == 0
+            replacement = await starter.start_replacement()
+            assert replacement is not engines[0] and replacement.capacity == 1
+            with pytest.raises(WorkerDiedError):
+                await engines[0].health()
+        finally:
+            await cluster.close()
+
+    asyncio.run(main())

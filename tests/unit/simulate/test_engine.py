@@ -17,7 +17,7 @@ from antiphon.simulate.clock import run
 from antiphon.simulate.engine import SimulatedEngine
 from antiphon.simulate.engine_speed import EngineSpeed
 
-SCHEDULE = RolloutConfig(groups_per_step=1, engine_timeout=30, sampling={"max_tokens": 8})
+SCHEDULE = RolloutConfig(groups_per_step=1, engine_timeout=30, load_timeout=30, sampling={"max_tokens": 8})
 SPEED = EngineSpeed(slots=3, iteration=1.0, per_sequence=0.25, per_token=0.01, prefill=0.1)
 
 

@@ -1,0 +1,168 @@
+"""`why` says the cause of every end of an attempt, and whether one that was trained on left a gradient."""
+
+import json
+import shutil
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+from antiphon.core.errors import RecordError, RolloutError
+from antiphon.inspect.why import why
+from antiphon.learning.batch import digest_batches
+from antiphon.record import trajectories
+from antiphon.simulate.run import simulate
+from antiphon.simulate.scenario import ScenarioConfig
+
+PLAIN = {
+    "name": "plain",
+    "steps": 3,
+    "rollout": {"groups_per_step": 2, "group_size": 2, "async_ratio": 1, "sampling": {"max_tokens": 50}},
+    "response_tokens": {"kind": "lognormal", "mean": 20, "spread": 0.8},
+}
+DROPS = {  # all ways to end without being trained on, but an error
+    "name": "drops",
+    "steps": 8,
+    "rollout": {
+        "groups_per_step": 4,
+        "group_size": 3,
+        "async_ratio": 1.5,
+        "redundancy": 1,
+        "extra_groups": 2,
+        "order": "ready",
+        "filter": "spread",
+        "max_attempts": 1,
+        "sampling": {"max_tokens": 200},
+    },
+    "engines": {"count": 2, "speed": {"slots": 8}},
+    "learner": {"step": 1.0},
+    "response_tokens": {"kind": "lognormal", "mean": 60, "spread": 0.8},
+    "faults": [{"point": "reward.lost", "chance": 0.15}],
+}
+
+
+def played(root, scenario, **changes):
+    simulate(ScenarioConfig.model_validate(scenario | changes), keep=root)
+    return root / scenario["name"]
+
+
+def find(run, condition):
+    """The names of the attempts that a condition in SQL selects."""
+    with closing(sqlite3.connect(run / "ledger.db")) as db:
+        query = "SELECT a.lineage || ':' || grp || '.' || sibling || '.' || try FROM attempts a JOIN groups g"
+        return [name for (name,) in db.execute(f"{query} USING (lineage, grp) WHERE {condition}")]
+
+
+def change(run, statement):
+    with closing(sqlite3.connect(run / "ledger.db")) as db:
+        db.executescript(statement)
+
+
+@pytest.fixture(scope="module")
+def dropped(tmp_path_factory):
+    return played(tmp_path_factory.mktemp("drops"), DROPS)
+
+
+CAUSES = {
+    "status = 'filtered'": "rollout.filter (spread) rejected its complete group, with scores",
+    "status = 'stale'": "its group became too old: its oldest attempt started at version",
+    "status = 'redundant'": "3 siblings had finished before it",
+    "status = 'failed' AND failure IS NOT NULL": "it failed itself, the last of 1 tries",
+    "status = 'failed' AND failure IS NULL": "its group failed, since sibling",
+    "status = 'cancelled'": "the run was over",
+}
+
+
+@pytest.mark.parametrize("condition", CAUSES)
+def test_cause_is_told_of_each_end(dropped, condition):
+    names = find(dropped, condition)
+    assert names, "the scenario has such attempts"
+    for name in names:
+        assert CAUSES[condition] in dict(why(dropped, name))["cause"]
+
+
+def test_failed_attempt_names_its_next_try(tmp_path):
+    run = played(tmp_path, DROPS, rollout=DROPS["rollout"] | {"max_attempts": 3})
+    (name, *_) = find(run, "status = 'failed' AND failure IS NOT NULL AND try = 0")
+    assert f"tried again as {name[:-1]}1" in dict(why(run, name))["cause"]
+
+
+def test_lost_attempt_names_the_error(tmp_path):
+    with pytest.raises(RolloutError):
+        played(tmp_path, PLAIN, rollout=PLAIN["rollout"] | {"filter": "spread"}, success={"mean": 1.0}, prompts=2000)
+    run = tmp_path / "plain"
+    name = find(run, "status = 'lost'")[0]
+    assert "an error ended the run: RolloutError" in dict(why(run, name))["cause"]
+    change(run, "DELETE FROM events")
+    assert "the process was killed" in dict(why(run, name))["cause"]
+    change(run, "UPDATE attempts SET status = 'running' WHERE status = 'lost'")
+    assert "has not ended" in dict(why(run, name))["cause"]
+
+
+def test_reused_trajectory_is_found_from_its_old_id(tmp_path):
+    scenario = PLAIN | {"checkpoint": {"every": 1}, "learner": {"step": 60.0}}
+    run = played(tmp_path, scenario, steps=2)
+    simulate(ScenarioConfig.model_validate(scenario | {"steps": 4}), keep=tmp_path, resume=True)
+    (new, *_) = find(run, "origin IS NOT NULL AND status = 'trained'")
+    origin = dict(why(run, new))["reused from"].partition(",")[0]
+    assert dict(why(run, origin))["reused as"].startswith(f"{new}, trained at step")
+
+
+def told_of_trained(run, step=2):
+    return [dict(why(run, name)) for name in find(run, f"status = 'trained' AND a.step = {step}")]
+
+
+def test_gradient_of_a_trained_attempt_is_told(tmp_path):
+    run = played(tmp_path, PLAIN)
+    told = [each for step in (1, 2, 3) for each in told_of_trained(run, step)]
+    assert len(told) == 3 * 2 * 2
+    for each in told:
+        zero = "mean advantage 0," in each["update"]
+        assert ("all siblings scored the same" in each["gradient"]) is zero
+        assert zero or each["gradient"].startswith("of ")
+    assert {"mean advantage 0," in each["update"] for each in told} == {True, False}
+
+
+def test_masked_attempt_names_its_mask(tmp_path):
+    run = played(tmp_path, PLAIN, algorithm={"weight": {"mask_difficulty": [0.9, 1.1]}})
+    (zero, *_) = [each for each in told_of_trained(run) if "mean weight 0 " in each["update"]]
+    assert zero["gradient"].startswith("none: algorithm.weight masks it (mask_difficulty)")
+
+
+def test_step_without_an_update_is_told(tmp_path):
+    run = played(tmp_path, PLAIN)
+    change(run, f"UPDATE steps SET batch = '{digest_batches([])}' WHERE step = 2")
+    assert all(each["gradient"].startswith("none: the policy was not updated") for each in told_of_trained(run))
+
+
+def test_skipped_updates_and_corrections_are_told(tmp_path):
+    run = played(tmp_path, PLAIN)
+    with (run / "metrics.jsonl").open("a") as file:
+        losses = {"learner/skipped_updates": 1.0, "learner/correction_kept": 0.75}
+        print(json.dumps({"step": 2, "lineage": 0} | losses), file=file)
+    for each in told_of_trained(run):
+        assert "1 updates of this step were skipped" in each["gradient"] and "kept 75.0%" in each["gradient"]
+    assert not any("skipped" in each["gradient"] for each in told_of_trained(run, 3))
+
+
+def test_runs_before_credit_was_recorded_are_told(tmp_path):
+    run = shutil.copytree(played(tmp_path, PLAIN), tmp_path / "old")
+    change(run, "DROP TABLE credit; PRAGMA user_version = 1")
+    assert all(each["update"].startswith("not recorded") for each in told_of_trained(run))
+
+
+def test_token_of_a_later_segment_is_told(tmp_path):
+    run = played(tmp_path, PLAIN)
+    with closing(sqlite3.connect(run / "ledger.db")) as db:
+        *attempt, file = db.execute("SELECT grp, sibling, try, file FROM attempts WHERE status = 'trained'").fetchone()
+    found = trajectories.read(run / "rollouts" / file)
+    (segment,) = found[tuple(attempt)].segments
+    later = replace(segment, versions=segment.versions + 5)
+    found[tuple(attempt)] = replace(found[tuple(attempt)], payload=(segment, later))
+    trajectories.write(run / "rollouts" / file, 0, list(found.values()))
+    name, token = ".".join(map(str, attempt)), len(segment.tokens) - 1
+    for asked, version in ((f"{token}", segment.versions[token]), (f"1:{token}", later.versions[token])):
+        assert f"by version {version}, log-prob" in dict(why(run, f"{name}@{asked}"))[f"token {token}"]
+    with pytest.raises(RecordError, match="no segment 2"):
+        list(why(run, f"{name}@2:0"))
