@@ -38,7 +38,8 @@ def why(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="ID", help="[lineage:]group.sibling.try; append @[segment:]token to ask about one token."
+            metavar="ID",
+            help="[lineage:]group.sibling.try for an attempt; append @[segment:]token for a token; group[.sibling] lists attempts.",
         ),
     ],
 ) -> None:

@@ -39,7 +39,7 @@ def explain_status(reader: RunReader, row: AttemptRow) -> Iterator[tuple[str, st
         case AttemptStatus.LOST:
             error = reader.find_end(row.lineage)
             ended = f"an error ended the run: {error}" if error else "the process was killed"
-            yield "cause", f"{ended}, before the weights that it helped train were published"
+            yield "cause", f"{ended}, before it was trained on"
         case _:
             yield "cause", "it has not ended: the run goes on; or it was killed, and --resume marks the attempt lost"
     if (reuse := reader.find_reuse(row)) is not None:

@@ -17,6 +17,7 @@ def why(run: Path, name: str) -> Iterator[tuple[str, str]]:
     Args:
         run: Run directory.
         name: `[lineage:]group.sibling.try` for an attempt, by default of the newest lineage that has it;
+            `[lineage:]group[.sibling]` lists the attempts of a group or sibling;
             `...@position` for a token of its first segment, `...@segment:position` for one of another.
 
     Raises:
@@ -26,13 +27,20 @@ def why(run: Path, name: str) -> Iterator[tuple[str, str]]:
     lineage, _, numbers = attempt.rpartition(":")
     segment, _, position = token.rpartition(":")
     try:
-        identity, place = AttemptId(*map(int, numbers.split("."))), (int(segment or 0), int(position or 0))
+        numbers_of, place = [int(part) for part in numbers.split(".")], (int(segment or 0), int(position or 0))
         in_lineage = int(lineage) if lineage else None
-    except (TypeError, ValueError) as error:
+        if len(numbers_of) > 3 or (token and len(numbers_of) < 3):
+            raise ValueError
+    except ValueError as error:
         raise RecordError(
-            f"{name!r} names no attempt: it is written [lineage:]group.sibling.try[@[segment:]token]"
+            f"{name!r} names no attempt: it is written [lineage:]group.sibling.try[@[segment:]token], or"
+            " [lineage:]group[.sibling] for a list"
         ) from error
     with RunReader.open(run) as reader:
+        if len(numbers_of) < 3:
+            yield from _list_attempts(reader, numbers_of, in_lineage)
+            return
+        identity = AttemptId(*numbers_of)
         row = reader.find_attempt(identity, in_lineage)
         if row is None:
             raise RecordError(f"{run}: there is no attempt {attempt}", path=run)
@@ -50,6 +58,19 @@ def why(run: Path, name: str) -> Iterator[tuple[str, str]]:
         yield from _describe_trajectory(found)
         if token:
             yield from _describe_token(found, *place, path)
+
+
+def _list_attempts(reader: RunReader, numbers: list[int], lineage: int | None) -> Iterator[tuple[str, str]]:
+    """Yield the attempts of a group, or of one of its siblings, with status and failure."""
+    found = list(reader.list_attempts(*numbers, lineage=lineage))
+    if not found:
+        raise RecordError(
+            f"{reader.directory}: there is no attempt {'.'.join(map(str, numbers))}", path=reader.directory
+        )
+    for row in found:
+        score = "" if row.score is None else f", score {row.score:g}"
+        failure = f", {row.failure}" if row.failure else ""
+        yield row.name, f"{_describe_status(reader, row)}{score}{failure}"
 
 
 def _describe_attempt(reader: RunReader, row: AttemptRow) -> Iterator[tuple[str, str]]:

@@ -155,6 +155,11 @@ class RunReader:
         """Return the metrics of a step of a lineage; empty if there are none."""
         return safe_files.read_metrics(self.directory, lineage, step)
 
+    def list_attempts(self, group: int, sibling: int | None = None, lineage: int | None = None) -> Iterator[AttemptRow]:
+        """Yield all attempts of a group, or of one sibling, in all lineages or in one."""
+        condition = "grp = ? AND sibling = coalesce(?, sibling) AND lineage = coalesce(?, lineage)"
+        return self._attempts(f"{condition} ORDER BY lineage, sibling, try", group, sibling, lineage)
+
     def iterate_recorded(self) -> Iterator[AttemptRow]:
         """Yield the attempts that sampled a trajectory which is on record."""
         return self._attempts("file IS NOT NULL AND origin IS NULL ORDER BY lineage, grp, sibling, try")

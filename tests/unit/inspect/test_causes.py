@@ -166,3 +166,16 @@ def test_token_of_a_later_segment_is_told(tmp_path):
         assert f"by version {version}, log-prob" in dict(why(run, f"{name}@{asked}"))[f"token {token}"]
     with pytest.raises(RecordError, match="no segment 2"):
         list(why(run, f"{name}@2:0"))
+
+
+def test_attempts_of_a_group_are_listed(dropped):
+    (name, *_) = find(dropped, "status = 'failed' AND failure IS NOT NULL")
+    numbers = name.partition(":")[2]
+    group, sibling, _ = numbers.split(".")
+    tries = dict(why(dropped, f"{group}.{sibling}"))
+    assert [*tries] == find(dropped, f"grp = {group} AND sibling = {sibling}")
+    assert tries[name].startswith("failed") and "reward" in tries[name]
+    assert [*dict(why(dropped, group))] == sorted(find(dropped, f"grp = {group}"))
+    for wrong in ("1000000", f"{group}@3", f"{numbers}.0", ""):
+        with pytest.raises(RecordError):
+            dict(why(dropped, wrong))
