@@ -39,7 +39,7 @@ def why(
         str,
         typer.Argument(
             metavar="ID",
-            help="[lineage:]group.sibling.try for an attempt; append @[segment:]token for a token; group[.sibling] lists attempts.",
+            help="[lineage:]group.sibling.try for an attempt, with @[segment:]token for a token; group[.sibling] lists.",
         ),
     ],
 ) -> None:

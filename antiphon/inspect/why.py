@@ -62,7 +62,8 @@ def why(run: Path, name: str) -> Iterator[tuple[str, str]]:
 
 def _list_attempts(reader: RunReader, numbers: list[int], lineage: int | None) -> Iterator[tuple[str, str]]:
     """Yield the attempts of a group, or of one of its siblings, with status and failure."""
-    found = list(reader.list_attempts(*numbers, lineage=lineage))
+    group, *sibling = numbers
+    found = list(reader.list_attempts(group, sibling[0] if sibling else None, lineage))
     if not found:
         raise RecordError(
             f"{reader.directory}: there is no attempt {'.'.join(map(str, numbers))}", path=reader.directory
