@@ -131,7 +131,7 @@ class LearnerConfig(Config):
         """Copies of the weights, and of the gradients, on all ranks together."""
         if self.kind != "deepspeed":
             return self.mesh.replicate, self.mesh.replicate
-        stage = self.options.get("stage", 2)
+        stage = DeepSpeedOptions.model_validate(self.options).stage
         own = 0 if self.lora else 1  # of DeepSpeed's optimiser
         return own + (1 if stage == 3 else self.mesh.shard), self.mesh.shard if stage == 1 else 1
 

@@ -274,3 +274,17 @@ def test_ranks_read_their_shares_of_safetensors_alone(tmp_path):
     check_shares(tmp_path, several.model_copy(update={"kind": "deepspeed"}))
     (tmp_path / "model-00001-of-00002.safetensors").touch()
     check_shares(tmp_path, several)
+
+
+def test_a_model_that_does_not_say_its_layers_is_not_refused():
+    assert not [*MeshConfig(pipeline=2).incompatibilities({})]
+
+
+def test_copies_follow_deepspeeds_stage():
+    """By its documentation stage 1 divides moments, 2 (the default here) gradients too, and 3 weights as well."""
+    mesh = {"shard": 4}
+    copies = {
+        stage: LearnerConfig(kind="deepspeed", mesh=mesh, options={"stage": stage} if stage else {}).copies
+        for stage in (None, 1, 2, 3)
+    }
+    assert copies == {None: (5, 1), 1: (5, 4), 2: (5, 1), 3: (2, 1)}

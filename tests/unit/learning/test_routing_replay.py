@@ -120,16 +120,20 @@ def test_attention_is_read_under_the_replayed_experts(mixture):
 
 
 def test_the_balance_of_experts_is_a_mean_over_sequences(mixture):
-    """So many copies of a sequence have the gradient of one; nothing else moves samples without advantage."""
+    """So many copies of a sequence have the loss and gradient of one; nothing else moves samples without advantage."""
     learner = make_learner(mixture)
     sample = make_sample(np.random.default_rng(3), 16, AttemptId(0, 0, 0))
     sample = replace(sample, advantages=np.zeros_like(sample.advantages))
 
-    def gradient_norm(copies: int, balance: float) -> float:
+    def step(copies: int, balance: float) -> dict[str, float]:
         learner.begin(AlgorithmConfig(expert_balance=balance), OptimizerConfig(learning_rate=1e-12), 1)
         how = {"aggregation": "token_mean", "max_tokens": 16, "tokens_per_pack": 24}
-        return learner.step(build_batch([[sample]] * copies, BatchOptions(**how)))["grad_norm"]
+        return learner.step(build_batch([[sample]] * copies, BatchOptions(**how)))
 
-    one = gradient_norm(1, 0.5)
-    assert one > 0 == gradient_norm(1, 0.0)
-    assert [gradient_norm(3, 0.5), gradient_norm(1, 1.0)] == pytest.approx([one, 2 * one], rel=1e-4)
+    one, three = step(1, 0.5), step(3, 0.5)
+    assert one["grad_norm"] > 0 == step(1, 0.0)["grad_norm"]
+    assert [three["grad_norm"], step(1, 1.0)["grad_norm"]] == pytest.approx(
+        [one["grad_norm"], 2 * one["grad_norm"]], rel=1e-4
+    )
+    assert three["expert_balance"] == pytest.approx(one["expert_balance"], rel=1e-4)
+    assert one["expert_balance"] >= 1 - 1e-6  # experts that are used alike have 1, the least that is possible

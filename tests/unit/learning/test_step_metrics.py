@@ -1,6 +1,7 @@
 """What a step says of itself: of all its tokens, and of the updates that it made."""
 
 import asyncio
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -57,6 +58,12 @@ def test_mismatch_and_entropy_are_of_all_tokens(model_directories, without, mini
     assert step.metrics["learner/mismatch_kl"] == pytest.approx(mismatch, rel=1e-4)
     trained = [pack for update in step.batches[0].updates for pack in update.packs[0]]
     assert sum(len(pack.ends) for pack in trained) == 2 * (4 - len(without)), "no gradient is computed of the others"
+
+
+def test_seconds_are_those_of_the_step(model_directories):
+    began = time.perf_counter()
+    step = stepped(model_directories["llama"], ())
+    assert 0 < step.metrics["learner/seconds"] <= time.perf_counter() - began
 
 
 def test_updates_with_nothing_to_train_do_not_dilute_means(model_directories):

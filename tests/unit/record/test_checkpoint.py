@@ -1,6 +1,7 @@
 """Checkpoints: whole or passed over, whatever was torn."""
 
 import json
+from contextlib import closing
 
 import pytest
 
@@ -21,6 +22,8 @@ from antiphon.record.checkpoint import (
     staging_dir,
     verify_checkpoint,
 )
+from antiphon.record.resume import open_next_lineage
+from antiphon.record.store import LedgerStore
 from tests.raising import raises_with
 
 FILES = {
@@ -180,3 +183,9 @@ def test_a_model_directory_is_confined_if_it_is_a_checkpoint(tmp_path):
     check_model(tmp_path / "model")  # as caches of downloads are
     with raises_with(RecordError, path=checkpoint / "config.json"):
         check_model(checkpoint)
+
+
+def test_a_checkpoint_of_fine_tuning_alone_is_not_resumed(tmp_path):
+    place = make(tmp_path / "checkpoints", 3)  # its state has no scheduler
+    with closing(LedgerStore(tmp_path)) as store, raises_with(RecordError, path=place, match="fine-tuning"):
+        open_next_lineage(store, tmp_path / "checkpoints", 1, print)
