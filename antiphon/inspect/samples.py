@@ -66,9 +66,10 @@ def iterate_samples(
     with RunReader.open(run) as reader:
         for row in reader.iterate_finished(step, status, ORDERS[order]):
             trajectory = reader.read_trajectories(row.file or "").get(row.made_by)
+            path = run / f"rollouts/{row.file}"
             if trajectory is None:
-                raise RecordError(f"rollouts/{row.file} has no attempt {row.made_by}")
-            with safe_files.convert_read_errors(f"rollouts/{row.file}"):
+                raise RecordError(f"{path} has no attempt {row.made_by}", path=path)
+            with safe_files.convert_read_errors(path):
                 parts = tuple(_describe_parts(renderer, trajectory))
             sample = RecordedSample(row, trajectory, parts)
             if containing in sample.text:
@@ -81,8 +82,10 @@ def _find_model(run: Path) -> Path:
     checkpoints = [path for path in list_checkpoints(run / "checkpoints") if (path / "tokenizer.json").is_file()]
     if not checkpoints:
         raise RecordError(
-            f"{run} holds no tokenizer, neither in model/ nor in a checkpoint; name the model's folder: --model DIR"
+            f"{run} holds no tokenizer, neither in model/ nor in a checkpoint; name the model's folder: --model DIR",
+            path=run,
         )
+    safe_files.check_model_files(checkpoints[-1])
     return checkpoints[-1]
 
 

@@ -126,7 +126,7 @@ class WorkerLearner:
 
     def __init__(self, handle: WorkerHandle) -> None:
         self._handle = handle
-        self._saving: deque[asyncio.Future[None]] = deque()
+        self._saving: deque[tuple[asyncio.Future[None], Path]] = deque()
         handle.on_event(self._saved)
         handle.on_death(self._died)
 
@@ -163,7 +163,7 @@ class WorkerLearner:
     async def save(self, place: Path) -> asyncio.Future[None]:
         """Begin to save; return a future that ends when everything is written."""
         saving = asyncio.get_running_loop().create_future()
-        self._saving.append(saving)
+        self._saving.append((saving, place))
         await self._handle.call("save", place)
         return saving
 
@@ -180,15 +180,15 @@ class WorkerLearner:
         await self._handle.call("reload")
 
     def _saved(self, outcome: str) -> None:
-        saving = self._saving.popleft()
+        saving, place = self._saving.popleft()
         if outcome == SAVED:
             succeed(saving, None)
         else:
-            fail(saving, RecordError(outcome))
+            fail(saving, RecordError(outcome, path=place))
 
     def _died(self, error: AntiphonError) -> None:
         while self._saving:
-            fail(self._saving.popleft(), error)
+            fail(self._saving.popleft()[0], error)
 
 
 class LoraBaseReference:
