@@ -46,7 +46,7 @@ class Policy(StrEnum):
 
 
 class RolloutConfig(Config):
-    """How samples are produced: scheduling, freshness, episodes and sampling."""
+    """Production of samples: scheduling, freshness, episodes and sampling."""
 
     policy: Policy = Policy.QUEUE
     """When groups are admitted: `queue`, or a baseline to compare with: `batch`, `one_step_off`, `tail_batching`."""

@@ -17,7 +17,7 @@ from antiphon.core.types.trajectories import AttemptId, Segment, TrajectoryMeta
 
 
 class Credit(NamedTuple):
-    """What a step made of one trajectory. `antiphon why` shows it."""
+    """Reward, advantage and loss weight of one trajectory in a training step; `antiphon why` shows them."""
 
     attempt: AttemptId
     reward: float  # as the stages left it
