@@ -1,9 +1,8 @@
 """Sending the history of a run to trackers, each in a thread of its own, so that none of them can delay or end training."""
 
 import threading
-import time
 from collections.abc import Callable, Sequence
-
+from contextlib import suppress
 
 from antiphon.record.trackers.base import TRAIN, LastSteps, RunTracker, TrackedRun, Tracker
 from antiphon.record.trackers.follower import StepFile
@@ -50,7 +49,7 @@ class TrackerFeed:
 
     def wait_closed(self, seconds: float) -> None:
         """Wait until everything is sent, so many seconds at most; report what is not."""
-        self._thread.join(max(seconds, 0))
+        self._thread.join(seconds)
         if self._thread.is_alive():
             self._report(f"tracker {self.name}: it does not end; what it lacks is in {self._run.directory.path}")
 
@@ -83,10 +82,8 @@ class TrackerFeed:
         elif self._failures == FAILURES:
             self._report(f"tracker {self.name} failed {FAILURES} times in a row ({text}); it receives nothing more")
         if isinstance(self._tracker, RunTracker):
-            try:
+            with suppress(Exception, SystemExit):  # it has failed already
                 self._tracker.abandon()
-            except (Exception, SystemExit):  # noqa: BLE001 - it has failed already
-                pass
 
 
 class _Session:
@@ -146,8 +143,5 @@ class TrackerFeeds:
         """Send the rest, and close the trackers; those that take too long are left behind."""
         for feed in self._feeds:
             feed.begin_closing()
-        deadline = time.monotonic() + CLOSING_SECONDS
         for feed in self._feeds:
-            feed.wait_closed(deadline - time.monotonic())
-
-
+            feed.wait_closed(CLOSING_SECONDS / len(self._feeds))

@@ -101,7 +101,8 @@ def test_wandb_has_configuration_samples_and_model(tmp_path):
     artifacts = [each.request.log_artifact.artifact for each in records if each.request.HasField("log_artifact")]
     artifacts += [each.artifact for each in records if each.HasField("artifact")]
     contents = {entry.path: entry.ref for artifact in artifacts for entry in artifact.manifest.contents}
-    assert contents["model"].endswith("/checkpoints/step_000002") and "config.yaml" in contents
+    assert contents["model/model.safetensors"].endswith("/checkpoints/step_000002/model.safetensors")
+    assert "config.yaml" in contents
 
 
 def test_mlflow_has_configuration_samples_and_model(tmp_path):
