@@ -1,9 +1,9 @@
 """Options of the trackers. Importing it imports none of their libraries."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from antiphon.core.config import Config
 from antiphon.core.errors import ConfigError, Mistake, ValidatorError
@@ -21,6 +21,14 @@ TRACKERS = Registry(
 )
 
 
+def _to_tuple(given: Any) -> Any:
+    """Accept the list of a YAML, which `TrackersConfig._read_names` makes one of Python."""
+    return tuple(given) if isinstance(given, list) else given
+
+
+Tags = Annotated[tuple[str, ...], BeforeValidator(_to_tuple)]
+
+
 class TensorBoardConfig(Config):
     """Event files in `<run>/tensorboard`."""
 
@@ -36,7 +44,7 @@ class WandbConfig(Config):
     """Name of the run there; by default the run's own."""
     group: str | None = None
     """Group of runs that belong together."""
-    tags: tuple[str, ...] = ()
+    tags: Tags = ()
     """Tags of the run."""
     mode: Literal["online", "offline"] = "online"
     """`offline` writes to `<run>/wandb`, for `wandb sync`."""
@@ -84,7 +92,7 @@ class SwanlabConfig(Config):
     """User or organisation; by default the one that is logged in."""
     name: str | None = None
     """Name of the run there; by default the run's own."""
-    tags: tuple[str, ...] = ()
+    tags: Tags = ()
     """Tags of the run."""
     mode: Literal["online", "offline"] = "online"
     """`offline` writes to `<run>/swanlab`, for `swanlab sync`."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from antiphon.core.types import Credit, Group, IntArray, PayloadReference, Trajectory
+from antiphon.core.types import AttemptStatus, Credit, Group, IntArray, PayloadReference, Trajectory
 from antiphon.record import trajectories
 from antiphon.record.run_dir import RunLineage, replace_nonfinite
 from antiphon.record.trackers.config import SamplesConfig
@@ -48,7 +48,7 @@ class SampleTables:
             "completion": self._shorten("".join(parts[1:])),
             "reward": credit.reward if credit else trajectory.meta.score.value,
             "advantage": credit.advantage if credit else math.nan,
-            "outcome": "masked" if masked else str(trajectory.meta.status),
+            "outcome": "masked" if masked else str(AttemptStatus.TRAINED),
         }
 
     def _shorten(self, text: str) -> str:

@@ -291,6 +291,15 @@ def test_unknown_tracker_is_refused():
         load(None, ["trackers={tensorbord: {}}"], model=RecordConfig)
 
 
+def test_options_survive_dump_and_load(tmp_path):
+    config = load(None, ["trackers={wandb: {tags: [a, b]}, mlflow: {tags: {c: d}}, swanlab: {}}"], model=RecordConfig)
+    assert config.trackers.wandb.tags == ("a", "b")
+    (tmp_path / "dumped.yaml").write_text(dump(config))
+    assert load(tmp_path / "dumped.yaml", model=RecordConfig) == config
+    names = [name for name, _ in config.trackers.list_enabled()]
+    assert names == ["wandb", "mlflow", "swanlab"]
+
+
 def test_unknown_option_is_refused():
     with raises_with(ConfigError, key="trackers.wandb.projekt", suggestions=("project",)):
         load(None, ["trackers={wandb: {projekt: mine}}"], model=RecordConfig)
