@@ -1,6 +1,7 @@
 """Trackers write what others read back."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -268,15 +269,15 @@ def test_hanging_tracker_blocks_nothing(own, run, monkeypatch):
 
 
 @pytest.mark.parametrize("tracker", ["wandb", "swanlab"])
-def test_missing_key_is_one_warning(run, tracker, monkeypatch):
-    for variable in ("WANDB_API_KEY", "SWANLAB_API_KEY"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv("HOME", str(run.directory.path))
-    monkeypatch.setenv("NETRC", str(run.directory.path / "netrc"))
-    said = []
-    feeds = start(tracker, run, said)
-    feeds.close()
-    assert len(said) == 1 and said[0].startswith(f"tracker {tracker} failed") and "API key" in said[0]
+def test_missing_key_is_a_warning(tmp_path, tracker):
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "SWANLAB_"))}
+    variables |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc")}
+    command = [sys.executable, "-m", "tests.tracked_run", str(tmp_path / "run"), json.dumps({tracker: {}}), *"0012"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=variables)
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stdout.splitlines() if "failed (" in line]
+    assert len(said) == 1
+    assert said[0].startswith(f"tracker {tracker} failed") and "API key" in said[0]
 
 
 # --- configuration ------------------------------------------------------------------------------------------------------
