@@ -16,6 +16,7 @@ from tests.system.outsider_hacks import (
     OUTSIDERS_IN_ONE_PROCESS,
     OUTSIDERS_IN_PYTESTS_PROCESS,
 )
+from tests.system.process_hacks import PROCESS_HACKS
 from tests.system.pytest_hacks import BEGIN, PYTEST_HACKS
 
 # Takes the pipe to the judge away from what serves it: `give` and `take` are messages, `NOW` the request under way.
@@ -1352,7 +1353,7 @@ HACKS += [
 # --- in other ways, and of outsiders -----------------------------------------------------------------------------------------
 
 TASKS |= {name: Task(*task) for name, task in OUTSIDER_TASKS.items()}
-HACKS += [Hack(*hack) for hack in [*MORE_HACKS, *OUTSIDERS]]
+HACKS += [Hack(*hack) for hack in [*MORE_HACKS, *OUTSIDERS, *PROCESS_HACKS]]
 HACKS += [Hack(cause, task, PIPE + program) for cause, (task, program) in OUTSIDERS_AT_THE_LINK.items()]
 for _hole, _hacks in (
     (ONE_PROCESS, OUTSIDERS_IN_ONE_PROCESS),
