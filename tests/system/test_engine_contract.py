@@ -81,7 +81,7 @@ class Processes:
         "server": ({"sampling": {"top_p": 0.9}}, UnsupportedError, "no top_p"),
         "sglang": ({"sampling": {"top_p": 0.9}}, UnsupportedError, "no top_p"),
     }
-    refuses_at_least = ({"tokens": 2048}, RequestError, "")
+    refuses_at_least = ({"tokens": 2048}, RequestError, None)
 
     def __init__(self, kind: str, python: str, folder: Path, runner: asyncio.Runner) -> None:
         self.kind = kind
