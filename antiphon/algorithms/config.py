@@ -40,6 +40,8 @@ Aggregation = Literal[
 class AlgorithmConfig(Config):
     """Rewards, advantages, loss, and how token losses are summed."""
 
+    SHORT_FOR = "recipe"
+
     recipe: str = "grpo"
     """Named set of defaults in `antiphon/algorithms/recipes.py`; `algorithm: dapo` is short for it."""
     reward: RewardConfig = RewardConfig()

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.cluster.config import ClusterConfig, PlacementConfig
-from antiphon.core.config import Config, add_import_folder, load
+from antiphon.core.config import Config, add_import_folders, load
 from antiphon.core.errors import ValidatorError
 from antiphon.core.types import REFERENCE_LOGPROBS
 from antiphon.engines.config import EngineConfig
@@ -147,7 +147,7 @@ class RunConfig(Config):
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Return the run configuration in a YAML file, changed by overrides such as `rollout.group_size=4`.
 
-    The file's folder is put on the import path, so that the YAML can name `module:attribute` beside it.
+    The folders of the file and of its bases are put on the import path, so that the YAML can name `module:attribute` beside it.
     """
-    add_import_folder(path)
+    add_import_folders(path)
     return load(path, overrides, model=RunConfig)
