@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from antiphon.core.config_document import ConfigDocument, dotted
 from antiphon.core.config_messages import describe_unknown_key, find_mistakes, iterate_sections
@@ -35,6 +35,11 @@ class Config(BaseModel):
 
     SHORT_FOR: ClassVar[str] = ""
     """Key that is given by a plain text in place of the whole section; empty if none can stand there."""
+
+
+def unit(name: str) -> Any:
+    """Return the annotation of a number's unit, such as seconds, for `Annotated[float, ...]`."""
+    return Field(json_schema_extra={"unit": name})
 
 
 def load(path: str | Path | None, overrides: Sequence[str] = (), *, model: type[M], bases: bool = True) -> M:
@@ -82,7 +87,9 @@ def read_document(
 ) -> ConfigDocument:
     """Return the values of a file, its bases and overrides, with the place of each; arguments are those of `load`."""
     shorthands: dict[Keys, str] = {
-        keys: section.SHORT_FOR for keys, section in iterate_sections(model) if getattr(section, "SHORT_FOR", "")
+        keys: section.SHORT_FOR
+        for keys, section in iterate_sections(model)
+        if issubclass(section, Config) and section.SHORT_FOR
     }
     if path is None:
         document = ConfigDocument("the defaults", {}, {})
@@ -91,6 +98,7 @@ def read_document(
     document.shorthands = shorthands
     for override in overrides:
         document.override(override)
+    document.expand_shorthands()
     return document
 
 

@@ -110,6 +110,13 @@ class ConfigDocument:
             holder[str(key)] = {short: holder[str(key)]}
             self.origins[(*keys, short)] = self.origin(keys)
 
+    def expand_shorthands(self) -> None:
+        """Write every section out that a plain text stands for."""
+        for keys in self.shorthands:
+            if self.has(keys):
+                holder = self.get(keys[:-1])
+                self._expand(holder, keys[-1], keys)
+
     def _forget(self, keys: Keys) -> None:
         self.origins = {place: origin for place, origin in self.origins.items() if place[: len(keys)] != keys}
 

@@ -1,6 +1,7 @@
 """A configuration may change others that it names as its base, and every value has the place that gave it."""
 
 import sys
+from functools import partial
 
 import pytest
 import yaml
@@ -151,14 +152,11 @@ def test_an_override_extends_a_section_given_by_name(write):
 
 
 def test_mistakes_found_later_have_their_override(write):
-    path = write("run.yaml", "inner: a\n")
-    with raises_with(ConfigError, key="inner.size", path="override 'inner.size=7'"):
-        with locate_mistakes(path, ["inner.size=7"], model=Outer):
-            raise ConfigError("is too large", key="inner.size")
-    with (
-        raises_with(ConfigError, key="inner.kind", path=f"{path}:1"),
-        locate_mistakes(path, ["inner.size=7"], model=Outer),
-    ):
+    path, override = write("run.yaml", "inner: a\n"), "inner.size=7"
+    located = partial(locate_mistakes, path, [override], model=Outer)
+    with raises_with(ConfigError, key="inner.size", path=f"override {override!r}"), located():
+        raise ConfigError("is too large", key="inner.size")
+    with raises_with(ConfigError, key="inner.kind", path=f"{path}:1"), located():
         raise ConfigError("is unknown", key="inner.kind")
 
 
