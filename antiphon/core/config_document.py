@@ -16,6 +16,9 @@ BASE = "base"
 """Key at the top of a file that names the files which it changes, relative to its own folder."""
 
 
+_MISSING = object()
+
+
 class ConfigDocument:
     """A parsed file with its bases and overrides, and the place that each value was given at.
 
@@ -157,12 +160,15 @@ class ConfigDocument:
         """
         at: Any = self.data
         for key in keys:
-            if not isinstance(at, dict | list):  # a plain value that stands for a section
-                break
-            if not (key in at if isinstance(at, dict) else key in range(len(at))):
+            if isinstance(at, dict):
+                at = at.get(key, _MISSING)
+            elif isinstance(at, list):
+                at = at[key] if isinstance(key, int) and key < len(at) else _MISSING
+            elif at is None:
                 return ""
-            at = at[key]
-            if at is None and key != keys[-1]:
+            else:  # a plain value that stands for a section
+                break
+            if at is _MISSING:
                 return ""
         origin = self.origin(keys)
         if origin.startswith("override "):
