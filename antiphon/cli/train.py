@@ -106,6 +106,7 @@ def evaluate(
             limit=settings.limit if limit is None else limit,
         )
         print_table("measure", "value", flatten(result))
+        print("accuracy: share of completions that score at least 1; pass@k: of prompts with one such among k")
 
 
 def check(

@@ -32,7 +32,10 @@ class ModelConfig(Config):
 
 
 class EvaluationConfig(Config):
-    """Accuracy on the tasks' `test` prompts, before and after training and on the way."""
+    """Accuracy on the tasks' `test` prompts, before and after training and on the way.
+
+    Accuracy is the share of completions with a score of at least 1.
+    """
 
     every: Annotated[int, unit("training steps")] = Field(0, ge=0)
     """Steps between evaluations; 0 evaluates before and after only."""
