@@ -11,7 +11,6 @@ from antiphon.cli.configs import load_recorded
 from antiphon.cli.errors import exit_on_error
 from antiphon.cli.tables import print_line, print_table
 from antiphon.core.errors import ConfigError
-from antiphon.core.types import AttemptStatus
 
 
 def audit(run: RunPath) -> None:
@@ -64,6 +63,7 @@ def samples(
     with exit_on_error(run):
         from itertools import islice
 
+        from antiphon.core.types import AttemptStatus
         from antiphon.inspect.samples import ORDERS, iterate_samples
 
         if order not in ORDERS:

@@ -1,7 +1,7 @@
 """The directory of a run, and atomic writes.
 
 runs/<name>/config.yaml      the resolved configuration
-            metrics.jsonl    one line a step
+            metrics.jsonl    one line a step; `sft_step` counts those of supervised fine-tuning
             summary.json     results of the run
             ledger.db        the fate of every prompt, attempt and step
             rollouts/        trajectories, in Parquet

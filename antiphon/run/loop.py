@@ -116,7 +116,7 @@ class Run:
             due = step % sft.evaluate_every == 0
             if due and validation is not None:
                 metrics["sft/accuracy"] = (await validation).accuracy
-            self._record(step, sft.steps, metrics, show=due)
+            self._record(step, sft.steps, metrics, show=due, counter="sft_step")
             if self._stopping.is_set or metrics.get("sft/accuracy", -1.0) >= (sft.stop_accuracy or 2.0):
                 break
             if due and sft.stop_accuracy:
@@ -297,10 +297,12 @@ class Run:
                 self.parts.record.view.message(f"alarm at step {step}: {alarm}")
         return metrics
 
-    def _record(self, step: int, steps: int, metrics: dict[str, float], show: bool = True) -> None:
+    def _record(
+        self, step: int, steps: int, metrics: dict[str, float], show: bool = True, counter: str = "step"
+    ) -> None:
         record = self.parts.record
         record.metrics.record_all(metrics)
-        reduced = record.metrics.flush(step)
+        reduced = record.metrics.flush(step, counter)
         for tracker in record.trackers:
             tracker.log(step, reduced)
         if show:

@@ -73,6 +73,19 @@ def test_dry_run_prints_a_loadable_configuration(folder, verb):
     assert yaml.safe_load(done.stdout)["rollout"]["group_size"] == 4
 
 
+def test_a_dry_run_shows_where_each_value_comes_from(folder):
+    (folder / "mine.yaml").write_text("base: config.yaml\nsteps: 9\nalgorithm: dapo\n")
+    shown = antiphon("train", "mine.yaml", "rollout.group_size=4", "--dry-run", cwd=folder)
+    assert shown.returncode == 0, shown.stderr
+    found = dict(
+        line.strip().split("# ", 1) for line in shown.stdout.partition("# Derived")[0].splitlines() if "# " in line
+    )
+    by_value = {value.strip(): source for value, source in found.items()}
+    assert by_value["steps: 9"] == "mine.yaml:2" and by_value["group_size: 4"] == "command line"
+    assert by_value["clip_high: 0.28"] == "recipe dapo" and by_value["seed: 0"] == "default"
+    assert by_value["recipe: dapo"] == "mine.yaml:3" and by_value["groups_per_step: 4"].startswith("base config.yaml:")
+
+
 def test_a_dry_run_of_a_local_model_estimates_its_memory(folder):
     import numpy as np
     from safetensors.numpy import save_file
