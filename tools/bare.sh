@@ -33,7 +33,8 @@ chroot "$bare" chown --recursive "$name:" "$place"
 export bare place name target
 unshare --mount --pid --fork bash -euc '
     mount -t proc proc "$bare/proc"
-    mount --bind /dev "$bare/dev"
+    mount --rbind /dev "$bare/dev"
+    mount -t tmpfs -o mode=1777 tmpfs "$bare/dev/shm"
     mount -t tmpfs tmpfs "$bare/tmp"
     for shared in /etc/resolv.conf /etc/hosts ${BARE_SHARE:-}; do
         [ -e "$shared" ] || continue

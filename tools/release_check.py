@@ -26,7 +26,7 @@ UNIT_TESTS = (
     "tests/unit/test_docs.py",
     "tests/unit/test_options.py",
     "tests/unit/core/test_registry.py",
-    "tests/unit/envs",
+    "tests/unit/envs/test_alfworld.py",
 )
 
 

@@ -63,10 +63,10 @@ class Registry:
 def import_path(path: str, kind: str = "object", key: str = "") -> Any:
     """Import `package.module:attribute`, which the configuration has under `key`.
 
-    Errors inside the module propagate, except that a module is missing.
+    Errors inside the module propagate, except that a package of an extra is missing.
 
     Raises:
-        ConfigError: There is no such module or attribute, or the module imports one that is not installed.
+        ConfigError: There is no such module or attribute, or the module imports an extra's package that is not installed.
     """
     module_name, _, attribute = path.partition(":")
     try:
@@ -75,10 +75,11 @@ def import_path(path: str, kind: str = "object", key: str = "") -> Any:
         if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
             message = f"{kind} {path!r}: there is no module {module_name!r} on the import path"
             raise ConfigError(message, key=key, value=path) from error
-        missing = (error.name or "").partition(".")[0]
-        hint = f": {how_to_install(missing)}" if canonicalize_name(missing) in list_extras() else ""
-        message = f"{kind} {path!r} imports {error.name}, which is not installed{hint}"
-        raise ConfigError(message, key=key, value=path) from error
+        package = canonicalize_name((error.name or "").partition(".")[0])
+        if package in list_extras():
+            message = f"{kind} {path!r} imports {package}, which is not installed: {how_to_install(package)}"
+            raise ConfigError(message, key=key, value=path) from error
+        raise
     if not hasattr(module, attribute):
         nearest = difflib.get_close_matches(attribute, dir(module), n=1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else ""

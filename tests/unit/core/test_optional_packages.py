@@ -80,11 +80,3 @@ def test_a_users_module_names_the_extra(without_reasoning_gym, tmp_path, monkeyp
     monkeypatch.syspath_prepend(tmp_path)
     with raises_with(ConfigError, match=COMMAND, key="tasks.0.reward"):
         import_path("my_reward:f", "reward", "tasks.0.reward")
-
-
-def test_a_users_missing_module_gets_no_guessed_command(tmp_path, monkeypatch):
-    """Modules and distributions often have different names, and strangers take the names that are guessed."""
-    (tmp_path / "my_agent.py").write_text("import no_such_agents.sdk")
-    monkeypatch.syspath_prepend(tmp_path)
-    with raises_with(ConfigError, match="imports no_such_agents.* not installed$", value="my_agent:f"):
-        import_path("my_agent:f", "agent")
