@@ -68,7 +68,7 @@ def count_failures(output: str) -> int:
     Raises:
         ValueError: Pytest never closed: what was printed says nothing about tests.
     """
-    closing = re.findall(r"^.*\b\d+ passed.* in [\d.]+s.*$", output, re.MULTILINE)
+    closing = re.findall(r"^.*\b\d+ (?:passed|failed|errors?)\b.* in [\d.]+s.*$", output, re.MULTILINE)
     if not closing:
         raise ValueError("no closing line of pytest: the tests did not run")
     return sum(int(number) for line in closing for number in re.findall(r"(\d+) (?:failed|errors?)\b", line))
