@@ -207,7 +207,7 @@ def _can_fork() -> bool:
         return False
     try:
         os.close(os.pidfd_open(os.getpid()))
-    except OSError:  # an old kernel
+    except (AttributeError, OSError):  # an old C library or kernel
         return False
     return True
 

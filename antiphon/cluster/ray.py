@@ -27,6 +27,7 @@ from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.devices import bind_process, gpu_class, this_machine
 from antiphon.core.config import set_environment, set_visible_gpus
 from antiphon.core.errors import ConfigError, UnsupportedError, WorkerDiedError
+from antiphon.core.optional_packages import how_to_install
 from antiphon.core.processes.own_process import open_log, redirect_output
 from antiphon.core.registry import import_path
 from antiphon.core.workers import Worker
@@ -337,7 +338,7 @@ def _connect(address: str, *, show_output: bool) -> tuple[Any, bool]:
         import ray
         import ray.util.scheduling_strategies
     except ModuleNotFoundError as error:
-        message = "'ray' is not installed: pip install -e '.[ray]'"
+        message = f"'ray' is not installed: {how_to_install('ray')}"
         raise ConfigError(message, key="cluster.kind", value="ray") from error
     local_options = {"num_cpus": 0, "num_gpus": 0, "include_dashboard": False, "_node_ip_address": LOOPBACK}
     try:

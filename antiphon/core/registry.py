@@ -12,7 +12,10 @@ from functools import cached_property
 from importlib.metadata import entry_points
 from typing import Any
 
+from packaging.utils import canonicalize_name
+
 from antiphon.core.errors import ConfigError
+from antiphon.core.optional_packages import how_to_install, list_extras
 
 
 class Registry:
@@ -60,10 +63,10 @@ class Registry:
 def import_path(path: str, kind: str = "object", key: str = "") -> Any:
     """Import `package.module:attribute`, which the configuration has under `key`.
 
-    Errors inside the module propagate.
+    Errors inside the module propagate, except that a package of an extra is missing.
 
     Raises:
-        ConfigError: There is no such module or attribute.
+        ConfigError: There is no such module or attribute, or the module imports an extra's package that is not installed.
     """
     module_name, _, attribute = path.partition(":")
     try:
@@ -71,6 +74,10 @@ def import_path(path: str, kind: str = "object", key: str = "") -> Any:
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
             message = f"{kind} {path!r}: there is no module {module_name!r} on the import path"
+            raise ConfigError(message, key=key, value=path) from error
+        package = canonicalize_name((error.name or "").partition(".")[0])
+        if package in list_extras():
+            message = f"{kind} {path!r} imports {package}, which is not installed: {how_to_install(package)}"
             raise ConfigError(message, key=key, value=path) from error
         raise
     if not hasattr(module, attribute):

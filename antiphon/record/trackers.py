@@ -29,7 +29,7 @@ class TensorBoardTracker:
             from tensorboard.compat.proto import event_pb2, summary_pb2
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError as error:
-            message = "'tensorboard' is not installed: pip install -e '.[tensorboard]'"
+            message = "'tensorboard' is not installed: pip install 'antiphon[tensorboard]'"
             raise ConfigError(message, key="record.trackers", value="tensorboard") from error
         self._event: Any = event_pb2.Event
         self._summary: Any = summary_pb2.Summary

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.core.errors import ConfigError, DataError
+from antiphon.core.optional_packages import import_optional
 from antiphon.tasks.splits import check_split, split_of
 
 Row = dict[str, Any]
@@ -75,12 +76,11 @@ def reasoning_gym(split: str, path: str = "", size: int = 1000, seed: int = 0, *
 
     A hash of a problem's text decides its split; `config` goes to the dataset. A row has what the dataset's grader needs.
     """
-    import reasoning_gym
-
+    gym = import_optional("reasoning_gym", "the prompt source 'reasoning_gym'", "reasoning-gym")
     check_split(split)
     most = 100 * (size + 10)  # enough for a tenth of the problems many times over, unless the dataset has too few
     try:
-        dataset = reasoning_gym.create_dataset(path, seed=seed, size=most, **config)
+        dataset = gym.create_dataset(path, seed=seed, size=most, **config)
     except (ValueError, TypeError, AssertionError) as error:
         raise DataError(f"reasoning_gym dataset {path!r} with {config}: {_first_line(error)}", path=path) from error
     seen: set[str] = set()

@@ -78,7 +78,7 @@ def main(descriptor: int, cores: Sequence[int] = (), gpu: str | None = None) -> 
         cores: CPU cores to run on; empty is all.
         gpu: The only GPU to see; empty hides all GPUs, None leaves them as they are.
     """
-    if cores:
+    if cores and hasattr(os, "sched_setaffinity"):  # not on macOS
         os.sched_setaffinity(0, cores)
     if gpu is not None:
         set_visible_gpus([gpu] if gpu else [])

@@ -1,5 +1,6 @@
 """The command line, as its users meet it: in a process of its own."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -127,3 +128,5 @@ def test_doctor_names_versions_and_what_is_missing():
     assert done.returncode == 0, done.stderr
     for row in ("python", "torch", "transformers", "CPUs", "memory", "CUDA devices", "ray", "vllm", "peft"):
         assert row in done.stdout
+    offered = set(re.findall(r"pip install 'antiphon\[([^\]]+)\]'", done.stdout))
+    assert offered <= {"deepspeed", "envs", "gguf", "megatron", "peft", "ray", "reasoning-gym", "tensorboard"}
