@@ -5,6 +5,7 @@
 valid.
 """
 
+import copy
 import json
 import os
 import sys
@@ -34,11 +35,11 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants")
 
 
-def load(path: str | Path | None, overrides: Sequence[str] = (), *, model: type[M]) -> M:
-    """Return the configuration in a YAML file, changed by overrides.
+def load(path: str | Path | Mapping[str, Any] | None, overrides: Sequence[str] = (), *, model: type[M]) -> M:
+    """Return the configuration in a YAML file or a mapping, changed by overrides.
 
     Args:
-        path: The file; None begins with the defaults.
+        path: The file, or a mapping of plain values; None begins with the defaults.
         overrides: Changes such as `rollout.group_size=4`.
         model: The type of the configuration.
 
@@ -49,7 +50,7 @@ def load(path: str | Path | None, overrides: Sequence[str] = (), *, model: type[
     try:
         text = json.dumps(document.data)
     except (ValueError, TypeError) as error:  # a value that holds itself, or that JSON lacks, such as a !!set
-        raise ConfigError(f"the YAML cannot be a tree of plain values: {error}", path=str(path)) from error
+        raise ConfigError(f"the YAML cannot be a tree of plain values: {error}", path=document.source) from error
     try:
         return model.model_validate_json(text, strict=True)
     except ValidationError as error:
@@ -73,8 +74,12 @@ def locate_mistakes(path: str | Path, overrides: Sequence[str] = ()) -> Iterator
         raise ConfigError.from_mistakes(map(locate, error.mistakes)) from error
 
 
-def _read_document(path: str | Path | None, overrides: Sequence[str]) -> ConfigDocument:
-    document = ConfigDocument("the defaults", {}, {}) if path is None else ConfigDocument.read(Path(path))
+def _read_document(path: str | Path | Mapping[str, Any] | None, overrides: Sequence[str]) -> ConfigDocument:
+    if isinstance(path, str | Path):
+        document = ConfigDocument.read(Path(path))
+    else:
+        source = "the defaults" if path is None else "the given configuration"
+        document = ConfigDocument(source, copy.deepcopy(dict(path or {})), {})
     for override in overrides:
         document.override(override)
     return document

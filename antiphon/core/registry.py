@@ -13,6 +13,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from antiphon.core.errors import ConfigError
+from antiphon.core.objects import is_attached_name, resolve_attached
 
 
 class Registry:
@@ -58,13 +59,15 @@ class Registry:
 
 
 def import_path(path: str, kind: str = "object", key: str = "") -> Any:
-    """Import `package.module:attribute`, which the configuration has under `key`.
+    """Import `package.module:attribute`, which the configuration has under `key`, or return the attached object of this name.
 
     Errors inside the module propagate.
 
     Raises:
-        ConfigError: There is no such module or attribute.
+        ConfigError: There is no such module, attribute or object.
     """
+    if is_attached_name(path):
+        return resolve_attached(path, key)
     module_name, _, attribute = path.partition(":")
     try:
         module = importlib.import_module(module_name)
