@@ -31,9 +31,9 @@ if TYPE_CHECKING:
         Trajectory,
         Turn,
     )
+    from antiphon.inspect.recorded_run import open_run
     from antiphon.offline.run import dpo
-    from antiphon.run.api import Result, evaluate, sft, train
-    from antiphon.run.build import start_run
+    from antiphon.run.api import Result, evaluate, sft, start_run, train
     from antiphon.run.compose import load_config
     from antiphon.run.config import RunConfig
     from antiphon.run.loop import Run
@@ -58,8 +58,9 @@ _EXPORTS = {
     "dpo": "antiphon.offline.run:dpo",
     "evaluate": "antiphon.run.api:evaluate",
     "load_config": "antiphon.run.compose:load_config",
+    "open_run": "antiphon.inspect.recorded_run:open_run",
     "sft": "antiphon.run.api:sft",
-    "start_run": "antiphon.run.build:start_run",
+    "start_run": "antiphon.run.api:start_run",
     "train": "antiphon.run.api:train",
     **{name: f"antiphon.core.types:{name}" for name in _TYPES},
 }
@@ -91,6 +92,7 @@ __all__ = [
     "dpo",
     "evaluate",
     "load_config",
+    "open_run",
     "sft",
     "start_run",
     "train",

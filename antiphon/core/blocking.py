@@ -1,11 +1,12 @@
-"""Running a coroutine to its end from code that is not asynchronous, in scripts and in notebooks alike."""
+"""Running coroutines to their ends from code that is not asynchronous, in scripts and in notebooks alike."""
 
 import asyncio
 import signal
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, TypeVar, TypeVarTuple, Unpack
+from types import TracebackType
+from typing import Any, Self, TypeVar, TypeVarTuple, Unpack
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -20,42 +21,47 @@ def run_blocking(main: Coroutine[Any, Any, T]) -> T:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(main)
-    return LoopThread(main).wait()
+    with LoopThread() as thread:
+        return thread.wait(thread.submit(main))
 
 
 class LoopThread:
-    """A thread that runs a coroutine in an event loop of its own."""
+    """An event loop in a thread of its own. Use as `with`."""
 
-    def __init__(self, main: Coroutine[Any, Any, Any]) -> None:
+    def __enter__(self) -> Self:
         """Start the thread."""
         self._loop = _ForwardingLoop()
-        self._result = Future[Any]()
-        self._thread = threading.Thread(target=self._run, args=(main,), name="run", daemon=True)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="event-loop", daemon=True)
         self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the thread, once nothing runs in it any more."""
+        self.wait(self.submit(self._loop.shutdown_default_executor()))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Start a coroutine as a task of the thread's event loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def call_soon(self, callback: Callable[[], object]) -> None:
-        """Call a function in the thread's event loop; do nothing if it has ended."""
-        if not self._result.done():
-            self._loop.call_soon_threadsafe(callback)
+        """Call a function in the thread's event loop."""
+        self._loop.call_soon_threadsafe(callback)
 
-    def wait(self) -> Any:
-        """Return the coroutine's result; a Ctrl-C meanwhile is handled in the thread's event loop."""
+    def wait(self, future: "Future[T]") -> T:
+        """Return a result; a Ctrl-C meanwhile is handled in the thread's event loop, or cancels if nobody handles it there."""
         while True:
             try:
-                return self._result.result()
+                return future.result()
             except KeyboardInterrupt:
                 if self._loop.interrupt is None:
+                    future.cancel()
                     raise
                 self.call_soon(self._loop.interrupt)
-
-    def _run(self, main: Coroutine[Any, Any, Any]) -> None:
-        try:
-            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-                result = runner.run(main)
-        except BaseException as error:  # noqa: BLE001 - raised by `wait`
-            self._result.set_exception(error)
-        else:
-            self._result.set_result(result)
 
 
 class _ForwardingLoop(asyncio.SelectorEventLoop):
@@ -63,7 +69,7 @@ class _ForwardingLoop(asyncio.SelectorEventLoop):
 
     interrupt: Callable[[], object] | None = None
 
-    def add_signal_handler(self, sig: int, callback: Callable[[Unpack[Ts]], Any], *args: Unpack[Ts]) -> None:
+    def add_signal_handler(self, sig: int, callback: Callable[[Unpack[Ts]], Any], *args: *Ts) -> None:
         if sig != signal.SIGINT:
             super().add_signal_handler(sig, callback, *args)
             return

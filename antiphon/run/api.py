@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from antiphon.record.checkpoint import list_checkpoints
 from antiphon.record.metrics_table import plot_metric, read_metrics_table
-from antiphon.run import commands
+from antiphon.run import build, commands
 from antiphon.run.compose import Source, load_config
+from antiphon.run.stepping import RunSession
 
 if TYPE_CHECKING:
     import pandas
@@ -58,6 +59,17 @@ def train(config: Source | None = None, *, overwrite: bool = False, resume: bool
     """
     found = load_config(config, **changes)
     return _result(found.record.directory, found.name, commands.train(found, overwrite=overwrite, resume=resume))
+
+
+def start_run(
+    config: Source | None = None, *, overwrite: bool = False, resume: bool = False, **changes: Any
+) -> RunSession:
+    """Start a run to be trained step by step; arguments are those of `train`.
+
+    `async with antiphon.start_run(…) as run:` gives a `Run` for `async for step in run`; a plain `with`, one for a plain `for`.
+    If the block is left before the last step, the run ends after the step in hand with a checkpoint, and can be resumed.
+    """
+    return RunSession(build.start_run(load_config(config, **changes), overwrite=overwrite, resume=resume))
 
 
 def sft(config: Source | None = None, *, overwrite: bool = False, **changes: Any) -> Result:

@@ -69,7 +69,7 @@ async def start_run(config: RunConfig, *, overwrite: bool = False, resume: bool 
         )
         tasks.renderer = Renderer(model)
         devices = await _start_workers(context, model, tasks, record, stack)
-        yield Run(
+        run = Run(
             Components(
                 config=config,
                 deadlines=context.deadlines,
@@ -80,6 +80,8 @@ async def start_run(config: RunConfig, *, overwrite: bool = False, resume: bool 
                 hooks=load_group_hooks(config.rollout),
             )
         )
+        stack.push_async_exit(run.stepper.end)
+        yield run
 
 
 async def _prepare_model(cluster: Cluster, directory: RunDirectory, config: RunConfig) -> Path:

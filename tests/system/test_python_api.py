@@ -15,7 +15,7 @@ from antiphon.core.errors import ConfigError
 from tests.raising import raises_with
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(5)]
-ROLLOUT = {"groups_per_step": 2, "group_size": 4, "timeout": 60, "sampling": {"max_tokens": 6}}
+ROLLOUT = {"groups_per_step": 2, "group_size": 4, "timeout": 240, "sampling": {"max_tokens": 6}}
 
 
 def settings(folder, **changes):
