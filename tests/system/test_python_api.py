@@ -84,7 +84,7 @@ def test_objects_of_a_notebook_reach_all_workers(tmp_path, model, workers):
         def loss(inputs, config):
             import torch
             ratio = torch.exp(inputs.logprobs - inputs.old_logprobs)
-            return -inputs.advantages * ratio.clamp(1 - CLIP, 1 + CLIP), {}
+            return -inputs.advantages * ratio.clamp(1 - CLIP, 1 + CLIP), {{}}
         async def scale(step):
             for sample in step.samples: pass
         def keep(group):
