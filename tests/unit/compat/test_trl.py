@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from pathlib import Path
 
 import pytest
 import trl
@@ -9,7 +10,7 @@ import trl
 from antiphon.compat.trl import GRPOConfig, GRPOTrainer
 from antiphon.compat.trl.config import read_fields
 from antiphon.compat.trl.mapping import Sizes, map_fields
-from antiphon.compat.trl.options import MAPPED, NO_EFFECT, REFUSED
+from antiphon.compat.trl.options import MAPPED, NO_EFFECT, REFUSED, render_table
 from antiphon.compat.trl.rewards import TrlReward, check_functions
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import Message, Prompt, ScoreStatus
@@ -209,3 +210,8 @@ def test_trls_own_rewards_are_taken():
     row = {**ROWS[0], "solution": r"\frac{1}{3}"}
     assert score([accuracy_reward], [1.0], row, r"\boxed{\frac{1}{3}}").value == 1.0
     assert score([accuracy_reward], [1.0], row, r"\boxed{\frac{1}{2}}").value == 0.0
+
+
+def test_the_page_has_every_field_as_the_code_has_it():
+    page = Path(__file__).parents[3] / "docs" / "from_trl.md"
+    assert render_table() in page.read_text(encoding="utf-8")
