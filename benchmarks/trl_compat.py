@@ -23,7 +23,7 @@ from _common import ROOT, WHOLE_RUN, table, write_result
 EXAMPLES = ROOT / "benchmarks" / "trl_examples"
 NAMES = ("accuracy", "unique_characters", "target_length", "several_tasks")
 SIDES = {"trl": "trl", "antiphon": "antiphon.compat.trl"}
-STEPS = 50
+STEPS = 40
 FIRST, LAST = 5, 10  # steps
 SETTINGS = {
     "both": "benchmarks/trl_examples/arguments.py: 4 groups of 8 a step, learning rate 1e-3 falling linearly, loss dapo",
@@ -64,7 +64,7 @@ def prepare(runs: Path) -> dict[str, Path]:
     places = {name: (runs / name).absolute() for name in ("sums", "plain", "tasks", "fresh", "tuned")}
     sums = [(a, b) for a in range(10) for b in range(10)]
     rows: dict[str, list[dict[str, Any]]] = {
-        "sums": [{"prompt": [user(f"{a}+{b}=")], "solution": f"${a + b}$"} for a, b in sums],
+        "sums": [{"prompt": [user(f"{a}+{b}=")], "solution": str(a + b)} for a, b in sums],
         "plain": [{"prompt": f"{a}+{b}="} for a, b in sums],
         "tasks": [{"prompt": [user(f"{a}{b}=")], "task": ("digits", "signs")[a % 2]} for a, b in sums],
     }
@@ -73,11 +73,11 @@ def prepare(runs: Path) -> dict[str, Path]:
         lines = "".join(json.dumps(row) + "\n" for row in content)
         (places[name] / "train.jsonl").write_text(lines, encoding="utf-8")
     if not places["fresh"].exists():
-        tokenizer = make_tokenizer("0123456789+=$-*/abcdefghijklmnop ")
+        tokenizer = make_tokenizer([r"\boxed{", *"}0123456789+=-*/abcdefghijklmnop "], r"\\boxed\{|.")
         tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
         write_tiny_model(places["fresh"], 0, tokenizer)
     if not (places["tuned"]).exists():
-        examples = [{"prompt": f"{a}+{b}=", "response": f"${a + b}$", "answer": f"${a + b}$"} for a, b in sums]
+        examples = [{"prompt": f"{a}+{b}=", "response": f"\\boxed{{{a + b}}}", "answer": str(a + b)} for a, b in sums]
         done = antiphon.sft(
             name="warm_start",
             steps=1,
@@ -85,7 +85,7 @@ def prepare(runs: Path) -> dict[str, Path]:
             prompts=examples,
             reward="exact_match",
             rollout={"groups_per_step": 1, "sampling": {"max_tokens": 6}},
-            sft={"steps": 60, "batch_size": 64, "optimizer": {"learning_rate": 1e-3}},
+            sft={"steps": 40, "batch_size": 64, "optimizer": {"learning_rate": 1e-3}},
             record={"directory": str(runs), "live": "off"},
             overwrite=True,
         )
