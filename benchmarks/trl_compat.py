@@ -77,7 +77,8 @@ def prepare(runs: Path) -> dict[str, Path]:
         tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
         write_tiny_model(places["fresh"], 0, tokenizer)
     if not (places["tuned"]).exists():
-        examples = [{"prompt": f"{a}+{b}=", "response": f"\\boxed{{{a + b}}}", "answer": str(a + b)} for a, b in sums]
+        answers = {f"{a}+{b}=": f"\\boxed{{{a + b}}}" for a, b in sums}
+        examples = [{"prompt": prompt, "response": text, "answer": text} for prompt, text in answers.items()]
         done = antiphon.sft(
             name="warm_start",
             steps=1,

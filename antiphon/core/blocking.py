@@ -4,7 +4,7 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from types import TracebackType
 from typing import Any, Self, TypeVar, TypeVarTuple, Unpack
 
@@ -57,6 +57,8 @@ class LoopThread:
         while True:
             try:
                 return future.result()
+            except CancelledError:  # another class than that of coroutines
+                raise asyncio.CancelledError from None
             except KeyboardInterrupt:
                 if self._loop.interrupt is None:
                     future.cancel()
