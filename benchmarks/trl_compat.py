@@ -26,7 +26,7 @@ SIDES = {"trl": "trl", "antiphon": "antiphon.compat.trl"}
 STEPS = 40
 FIRST, LAST = 5, 10  # steps
 SETTINGS = {
-    "both": "benchmarks/trl_examples/arguments.py: 4 groups of 8 a step, learning rate 1e-3 falling linearly, loss dapo",
+    "both": "trl_examples/arguments.py: 4 groups of 8 a step, learning rate 1e-3 (accuracy: 1e-4) falling linearly, loss dapo",
     "trl": "its generation by transformers; a tiny model on a CPU leaves no choice, and rewards do not depend on it",
 }
 
@@ -86,7 +86,7 @@ def prepare(runs: Path) -> dict[str, Path]:
             prompts=examples,
             reward="exact_match",
             rollout={"groups_per_step": 1, "sampling": {"max_tokens": 6}},
-            sft={"steps": 40, "batch_size": 64, "optimizer": {"learning_rate": 1e-3}},
+            sft={"steps": 60, "batch_size": 64, "optimizer": {"learning_rate": 1e-3}},
             record={"directory": str(runs), "live": "off"},
             overwrite=True,
         )

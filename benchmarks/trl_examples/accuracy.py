@@ -12,7 +12,7 @@ dataset = load_dataset(sys.argv[1], split="train")
 trainer = GRPOTrainer(
     model=sys.argv[2],
     reward_funcs=accuracy_reward,
-    args=GRPOConfig(**arguments(max_completion_length=6)),
+    args=GRPOConfig(**arguments(max_completion_length=6, learning_rate=1e-4)),
     train_dataset=dataset,
 )
 trainer.train()

@@ -9,7 +9,7 @@ from typing import Any
 warnings.filterwarnings("ignore")
 
 
-def arguments(max_completion_length: int) -> dict[str, Any]:
+def arguments(max_completion_length: int, learning_rate: float = 1e-3) -> dict[str, Any]:
     """The fields of both sides' `GRPOConfig`."""
     output, seed, steps = sys.argv[3:6]
     return {
@@ -19,7 +19,7 @@ def arguments(max_completion_length: int) -> dict[str, Any]:
         "per_device_train_batch_size": 32,
         "num_generations": 8,
         "max_completion_length": max_completion_length,
-        "learning_rate": 1e-3,
+        "learning_rate": learning_rate,
         "logging_steps": 1,
         "save_strategy": "no",
         "report_to": "none",
