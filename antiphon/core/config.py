@@ -5,6 +5,7 @@ writes what `load` reads back equal. All mistakes are one `ConfigError` with a l
 override), the dotted key, the value, and what would be valid.
 """
 
+import copy
 import json
 import os
 import sys
@@ -42,11 +43,13 @@ def unit(name: str) -> Any:
     return Field(json_schema_extra={"unit": name})
 
 
-def load(path: str | Path | None, overrides: Sequence[str] = (), *, model: type[M], bases: bool = True) -> M:
-    """Return the configuration in a YAML file, changed by overrides.
+def load(
+    path: str | Path | Mapping[str, Any] | None, overrides: Sequence[str] = (), *, model: type[M], bases: bool = True
+) -> M:
+    """Return the configuration in a YAML file or a mapping, changed by overrides.
 
     Args:
-        path: The file; None begins with the defaults.
+        path: The file, or a mapping of plain values; None begins with the defaults.
         overrides: Changes such as `rollout.group_size=4`.
         model: The type of the configuration.
         bases: Read the files that it names as its base; else `base` is an unknown key.
@@ -58,7 +61,7 @@ def load(path: str | Path | None, overrides: Sequence[str] = (), *, model: type[
     try:
         text = json.dumps(document.data)
     except (ValueError, TypeError) as error:  # a value that holds itself, or that JSON lacks, such as a !!set
-        raise ConfigError(f"the YAML cannot be a tree of plain values: {error}", path=str(path)) from error
+        raise ConfigError(f"the YAML cannot be a tree of plain values: {error}", path=document.source) from error
     try:
         return model.model_validate_json(text, strict=True)
     except ValidationError as error:
@@ -83,7 +86,11 @@ def locate_mistakes(path: str | Path, overrides: Sequence[str] = (), *, model: t
 
 
 def read_document(
-    path: str | Path | None, overrides: Sequence[str] = (), *, model: type[Config] = Config, bases: bool = True
+    path: str | Path | Mapping[str, Any] | None,
+    overrides: Sequence[str] = (),
+    *,
+    model: type[Config] = Config,
+    bases: bool = True,
 ) -> ConfigDocument:
     """Return the values of a file, its bases and overrides, with the place of each; arguments are those of `load`."""
     shorthands: dict[Keys, str] = {
@@ -91,10 +98,11 @@ def read_document(
         for keys, section in iterate_sections(model)
         if issubclass(section, Config) and section.SHORT_FOR
     }
-    if path is None:
-        document = ConfigDocument("the defaults", {}, {})
-    else:
+    if isinstance(path, str | Path):
         document = ConfigDocument.read_merged(Path(path), shorthands) if bases else ConfigDocument.read(Path(path))
+    else:
+        source = "the defaults" if path is None else "the given configuration"
+        document = ConfigDocument(source, copy.deepcopy(dict(path or {})), {})
     document.shorthands = shorthands
     for override in overrides:
         document.override(override)

@@ -15,6 +15,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from antiphon.core.errors import ConfigError
+from antiphon.core.objects import is_attached_name, resolve_attached
 from antiphon.core.optional_packages import how_to_install, list_extras
 
 
@@ -61,13 +62,16 @@ class Registry:
 
 
 def import_path(path: str, kind: str = "object", key: str = "") -> Any:
-    """Import `package.module:attribute`, which the configuration has under `key`.
+    """Import `package.module:attribute`, which the configuration has under `key`, or return the attached object of this name.
 
     Errors inside the module propagate, except that a package of an extra is missing.
 
     Raises:
-        ConfigError: There is no such module or attribute, or the module imports an extra's package that is not installed.
+        ConfigError: There is no such module, attribute or object, or the module imports an extra's package that is not
+            installed.
     """
+    if is_attached_name(path):
+        return resolve_attached(path, key)
     module_name, _, attribute = path.partition(":")
     try:
         module = importlib.import_module(module_name)

@@ -90,6 +90,11 @@ class RunDirectory:
         return self.path / "logs"
 
     @property
+    def built_model(self) -> Path:
+        """Folder of a model that the run was begun with and that was not a directory; whole, if there is a checkpoint."""
+        return self.path / "model"
+
+    @property
     def tensorboard(self) -> Path:
         """Folder of event files, if that tracker is on."""
         return self.path / "tensorboard"

@@ -3,15 +3,13 @@
 `RunConfig` refuses combinations that cannot work (`run.config_checks`).
 """
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.cluster.config import ClusterConfig, PlacementConfig
-from antiphon.core.config import Config, add_import_folders, load, unit
+from antiphon.core.config import Config, unit
 from antiphon.core.errors import ValidatorError
 from antiphon.core.types import REFERENCE_LOGPROBS
 from antiphon.engines.config import EngineConfig
@@ -161,12 +159,3 @@ class RunConfig(Config):
             "optimiser steps a step": updates,
             "optimiser steps in total": updates * self.steps,
         }
-
-
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Return the run configuration in a YAML file, changed by overrides such as `rollout.group_size=4`.
-
-    The folders of the file and of its bases are put on the import path, so that the YAML can name `module:attribute` beside it.
-    """
-    add_import_folders(path)
-    return load(path, overrides, model=RunConfig)
