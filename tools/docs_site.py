@@ -1,7 +1,7 @@
-"""What mkdocs needs beside mkdocs.yml: the generated reference, and the pages of the repository that lie outside docs/.
+"""What mkdocs needs beside mkdocs.yml: the generated reference, pages outside docs/, and search without a network.
 
-A page keeps its place in the repository, without `docs/`: `docs/concepts.md` is `concepts.md` on the site, `recipes/webshop/README.md`
-stays where it is. Links are written as the repository needs them and are turned here into those that the site needs.
+A page keeps its place in the repository, without `docs/`: `docs/concepts.md` is `concepts.md` on the site, and
+`recipes/webshop/README.md` stays where it is. Links are written for the repository and translated here for the site.
 """
 
 import posixpath
@@ -16,9 +16,18 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 from reference import build_pages  # noqa: E402
 
-OUTSIDE = ("*.md", "recipes/*/*", "antiphon/sandbox/SECURITY.md", "antiphon_envs/README.md", "antiphon_envs/*/README.md")
+OUTSIDE = (
+    "*.md",
+    "recipes/*/*",
+    "antiphon/sandbox/SECURITY.md",
+    "antiphon_envs/README.md",
+    "antiphon_envs/*/README.md",
+)
 SHOWN = {".md", ".png", ".py", ".yaml"}  # pages, and what they show or link to
 LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)\s#]+)")
+SHIM = (
+    "https://unpkg.com/iframe-worker/shim"  # which the theme would fetch, to search pages that are opened from a disk
+)
 CODE = re.compile(r"^( *)```.*?^\1```|`[^`\n]+`", re.DOTALL | re.MULTILINE)
 
 
@@ -46,6 +55,16 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
         return posixpath.relpath(target.removeprefix("docs/"), posixpath.dirname(place) or ".")
 
     return LINK.sub(translate, markdown)
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Let the page load our script in place of the one that the theme fetches from elsewhere."""
+    return output.replace(SHIM, posixpath.relpath("javascripts/file_worker.js", posixpath.dirname(page.url) or "."))
+
+
+def on_post_template(output_content: str, **_: Any) -> str:
+    """Do the same for the page of unknown addresses, which is shown at any depth."""
+    return output_content.replace(SHIM, "/javascripts/file_worker.js")
 
 
 def site_place(path: Path) -> str:

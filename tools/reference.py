@@ -50,9 +50,10 @@ def describe_training() -> str:
     return f"""# Configuration
 
 {NOTE}
-All {len(options)} keys of a run's YAML file, for `antiphon train` and `antiphon sft`. `antiphon options KEY` prints the same on the
-command line. `[]` marks the items of a list, and every key can be set on the command line: `rollout.async_ratio=2`. An unknown key or a
-value out of bounds is an error that names the file, the key and what is valid.
+All {len(options)} keys of a run's YAML file, for `antiphon train` and `antiphon sft`. `antiphon options KEY` prints
+the same on the command line. `[]` marks the items of a list, and every key can be set on the command line:
+`rollout.async_ratio=2`. An unknown key or a value out of bounds is an error that names the file, the key and what
+is valid.
 
 {_describe_sections(_model("train"), options)}"""
 
@@ -102,7 +103,7 @@ def _model(command: str) -> type:
     return getattr(import_module(module), name)
 
 
-# --- commands, Python ------------------------------------------------------------------------------------------------------
+# --- commands, Python -----------------------------------------------------------------------------------------------------
 
 
 def describe_commands() -> str:
@@ -125,7 +126,7 @@ def describe_python() -> str:
     return f"# Python API\n\n{NOTE}\nEverything here can be imported from `antiphon`.\n\n{names}"
 
 
-# --- what a run writes -------------------------------------------------------------------------------------------------------
+# --- what a run writes ----------------------------------------------------------------------------------------------------
 
 
 def describe_metrics() -> str:
@@ -144,16 +145,17 @@ def describe_metrics() -> str:
 {NOTE}
 ## Metrics
 
-A line of `metrics.jsonl` has the metrics of one step, with its number (`step`) and its `lineage`. Values that are recorded several times in
-a step are reduced to one as the second column says. `<…>` stands for a name: a task, a part of its score, a critic. Metrics of a loss,
-advantage or stage of your own appear beside these: those of a loss as `learner/<name>`.
+A line of `metrics.jsonl` has the metrics of one step, with its number (`step`) and its `lineage`. Values that are
+recorded several times in a step are reduced to one as the second column says. `<…>` stands for a name: a task, a
+part of its score, a critic. Metrics of a loss, advantage or stage of your own appear beside these: those of a loss
+as `learner/<name>`.
 
 {table(("metric", "reduction", "meaning"), *metrics)}
 ## Events
 
-With `record.events: true` a run writes `events.jsonl`: one JSON object a line, with the seconds since the run began (`t`) and the kind
-(`event`). Rare events are always in the ledger's table `events`. An `attempt` is written `group.sibling.try`, a `request` as its attempt
-and turn.
+With `record.events: true` a run writes `events.jsonl`: one JSON object a line, with the seconds since the run began
+(`t`) and the kind (`event`). Rare events are always in the ledger's table `events`. An `attempt` is written
+`group.sibling.try`, a `request` as its attempt and turn.
 
 {table(("event", "fields", "meaning", "in the ledger"), *events)}"""
 
@@ -166,11 +168,14 @@ def describe_run_directory() -> str:
     columns = [
         (f"`{name}`", str(SCHEMA.field(name).type).replace("<", "&lt;"), meaning) for name, meaning in COLUMNS.items()
     ]
-    ledger = "\n".join(_describe_table(text) for text in re.split(r"(?=^CREATE TABLE)", schema.tables(), flags=re.M)[1:])
+    ledger = "\n".join(
+        _describe_table(text) for text in re.split(r"(?=^CREATE TABLE)", schema.tables(), flags=re.M)[1:]
+    )
     return f"""# Schema of a run directory
 
 {NOTE}
-[The record of a run](../record.md) says which files there are and what they guarantee. The schema of ledger and trajectories has version
+[The record of a run](../record.md) says which files there are and what they guarantee. The schema of ledger and
+trajectories has version
 {schema.VERSION}, which `PRAGMA user_version` of `ledger.db` returns.
 
 ## Ledger: `ledger.db`
@@ -189,9 +194,15 @@ def _describe_table(text: str) -> str:
     """Describe a table from its SQL, whose comments say what columns mean."""
     head, *lines = text.strip().splitlines()
     name, note = re.match(r"CREATE TABLE (\w+) \(\s*(?:-- (.*))?", head).groups()
-    columns = [re.match(r" +(\w+) ([A-Z ]+?)(?: DEFAULT \d)?(?: REFERENCES \w+)?,?\s*(?:-- (.*))?$", line) for line in lines]
+    columns = [
+        re.match(r" +(\w+) ([A-Z ]+?)(?: DEFAULT \d)?(?: REFERENCES \w+)?,?\s*(?:-- (.*))?$", line) for line in lines
+    ]
     rows = [
-        (f"`{column}`", kind.split()[0].lower() + ("" if "NOT NULL" in kind or "KEY" in kind else ", may be NULL"), meaning or "")
+        (
+            f"`{column}`",
+            kind.split()[0].lower() + ("" if "NOT NULL" in kind or "KEY" in kind else ", may be NULL"),
+            meaning or "",
+        )
         for column, kind, meaning in (found.groups() for found in columns if found)
     ]
     key = re.search(r"PRIMARY KEY \((.*)\)", text)
@@ -200,7 +211,7 @@ def _describe_table(text: str) -> str:
     return f"### `{name}`\n\n{intro}Primary key: {keys}.\n\n{table(('column', 'type', 'meaning'), *rows)}"
 
 
-# --- errors ------------------------------------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------------------------------
 
 
 def describe_errors() -> str:
@@ -209,8 +220,8 @@ def describe_errors() -> str:
     return f"""# Errors
 
 {NOTE}
-Every error that ends a run is an `AntiphonError` of one of these classes, and is printed as one message without a traceback. A rollout that
-fails raises no error: it is recorded as a [failure](../statuses.md#failures).
+Every error that ends a run is an `AntiphonError` of one of these classes, and is printed as one message without a
+traceback. A rollout that fails raises no error: it is recorded as a [failure](../statuses.md#failures).
 
 {table(("error", "cause", "cure"), *rows)}"""
 

@@ -147,7 +147,7 @@ class WorkerDiedError(AntiphonError):
 class StallError(AntiphonError):
     """A wait outlasted its deadline, which the configuration has under `key`, if anywhere.
 
-    Cure: see in the message who waits for whom. If what is waited for is only slow, raise the deadline that it names and resume.
+    Cure: see in the message who waits for whom. If that is only slow, raise the deadline that it names and resume.
 
     Attributes:
         key: Dotted key of the deadline.
@@ -163,7 +163,7 @@ class StallError(AntiphonError):
 class NonFiniteError(AntiphonError):
     """A gradient is not finite.
 
-    Cure: lower the learning rate or clip gradients, or train in float32 or bfloat16; check a loss of your own with `check_loss`.
+    Cure: lower the learning rate or clip gradients, or train in float32; check a loss of your own with `check_loss`.
     """
 
 

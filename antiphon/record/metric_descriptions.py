@@ -63,7 +63,7 @@ METRICS: Mapping[str, str] = {
     "learner/correction_weight": "Mean weight of `algorithm.correction`.",
     "learner/correction_kept": "Share of loss tokens that the filter of `algorithm.correction` keeps.",
     "learner/expert_balance": "Load-balancing loss of a mixture of experts.",
-    "learner/accuracy": "Offline: share of pairs ranked as the data ranks them; in distillation, of tokens both models agree on.",
+    "learner/accuracy": "Offline: share of pairs ranked as in the data; in distillation, of tokens that both models prefer.",
     "learner/margin": "Offline: mean reward of the chosen response minus that of the rejected one.",
     "learner/reward_chosen": "Offline: mean reward of chosen responses.",
     "learner/reward_rejected": "Offline: mean reward of rejected responses.",
@@ -90,7 +90,9 @@ METRICS: Mapping[str, str] = {
 def _compile(name: str) -> re.Pattern[str]:
     """Compile a name; parts of scores may hold slashes, other names may not."""
     parts = re.split(r"(<\w+>)", name)
-    return re.compile("".join({"<part>": ".+"}.get(part, r"[^/]+") if "<" in part else re.escape(part) for part in parts))
+    return re.compile(
+        "".join({"<part>": ".+"}.get(part, r"[^/]+") if "<" in part else re.escape(part) for part in parts)
+    )
 
 
 _PATTERNS = {name: _compile(name) for name in METRICS}
