@@ -11,6 +11,7 @@ from antiphon.cli.configs import load_recorded
 from antiphon.cli.errors import exit_on_error
 from antiphon.cli.tables import print_line, print_table
 from antiphon.core.errors import ConfigError
+from antiphon.core.types import AttemptStatus
 
 
 def audit(run: RunPath) -> None:
@@ -67,6 +68,10 @@ def samples(
 
         if order not in ORDERS:
             raise ConfigError(f"{order!r} is no order; valid are {', '.join(ORDERS)}", key="--order", valid=ORDERS)
+        if status and status not in (statuses := [each.value for each in AttemptStatus]):
+            raise ConfigError(
+                f"{status!r} is no status; valid are {', '.join(statuses)}", key="--status", valid=statuses
+            )
         found = iterate_samples(run, step=step, status=status, containing=containing, order=order, model=model)
         shown = 0
         for sample in islice(found, limit):

@@ -66,7 +66,8 @@ class RolloutConfig(Config):
     order: Literal["fifo", "ready"] = "fifo"
     """Order in which steps take groups: as they were admitted (`fifo`), or as they complete (`ready`)."""
     on_expiry: Literal["abort", "wait"] = "abort"
-    """What happens to a group that would become too old: `abort` drops it, `wait` makes the step wait for it."""
+    """What happens to a group that would become too old: `abort` drops it; `wait`, with `order: ready`, makes the step wait for
+    the oldest groups, so that only surplus ones (`extra_groups`) are dropped."""
     on_update: OnUpdate = OnUpdate.KEEP
     """What happens to running requests when new weights arrive: `keep`, `recompute`, `restart` or `drain`."""
     filter: str | None = None

@@ -64,7 +64,7 @@ class GradingConfig(Config):
     concurrency: int = Field(64, gt=0)
     """Concurrent gradings of a reward that is `async def`."""
     deadline: float = Field(10.0, gt=0.0)
-    """Seconds after which a grading is killed and its trajectory is left ungraded."""
+    """Seconds after which a grading is killed and its trajectory is left without a score."""
     confine: Literal["built_in", "all", "none"] = "built_in"
     """Processes without network and without files but Python's: those of built-in rewards that only read text (`math`, `sql`,
     `regex` …), those of all rewards, your own included, or none."""

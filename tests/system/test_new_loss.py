@@ -20,9 +20,9 @@ def test_a_loss_of_your_own(project):
     """The page's files, its test and its command, on a model and a task that are smaller still."""
     write_files(project)
     (given,) = re.findall(r"^antiphon train config.yaml (.*) steps=\d+ name=my_loss$", PAGE, re.MULTILINE)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_loss.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_loss.py", "test_novelty.py"]
     tested = subprocess.run(command, cwd=project.folder, capture_output=True, text=True, timeout=240)
-    assert "2 passed" in tested.stdout, tested.stdout + tested.stderr
+    assert "5 passed" in tested.stdout, tested.stdout + tested.stderr
     trained = project.run("train", project.config(steps=2), *given.split(), "name=my_loss")
     assert trained.returncode == 0, trained.stderr
     steps = project.metrics("my_loss", own=("learner/ratio",))
