@@ -20,7 +20,7 @@ from antiphon.tasks.rewards import build_group_reward, build_reward
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
+@pytest.mark.parametrize("page", sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")))
 def test_examples(page, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("sys.path", list(os.sys.path))
@@ -104,7 +104,7 @@ def test_the_page_of_environments_has_them_all():
 def test_extras_are_installed_from_the_repository():
     """Antiphon is in no package index: what pages and messages say to install has to be there."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "recipes").rglob("*.md")]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "recipes").rglob("*.md")]
     texts = {path: path.read_text() for path in [*pages, *(ROOT / "antiphon").rglob("*.py")]}
     assert [path for path, text in texts.items() if re.search(r"pip install ['\"]?antiphon", text)] == []
     named = {extra for text in texts.values() for extra in re.findall(r"pip install -e '\.\[([^\]]+)\]'", text)}
