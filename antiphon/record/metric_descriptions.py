@@ -72,6 +72,7 @@ METRICS: Mapping[str, str] = {
     "critic/<critic>/loss": "Loss of a critic.",
     "critic/<critic>/grad_norm": "Norm of a critic's gradient before it is clipped.",
     "critic/<critic>/lr": "Learning rate of a critic's last update.",
+    "critic/<critic>/tokens": "Tokens in a critic's loss.",
     "critic/<critic>/seconds": "Seconds that a critic's updates took.",
     "critic/<critic>/skipped_updates": "Updates of a critic that were not applied because their gradient was not finite.",
     "critic/<critic>/value": "Mean value that a critic gives to the states of loss tokens.",
