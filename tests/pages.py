@@ -1,4 +1,4 @@
-"""Tutorials as tests: what a page shows is pasted into one shell, with the models and steps of `antiphon` commands made small."""
+"""Tutorials as tests: what a page shows is pasted into one shell, with fewer steps of smaller batches."""
 
 import os
 import re

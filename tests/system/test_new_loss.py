@@ -35,7 +35,9 @@ def test_a_stream_of_your_own(project):
     path, sections = project_with_stream(project)
     trained = project.run("train", path)
     assert trained.returncode == 0, trained.stderr
-    weights = [step["learner/novelty_weight"] for step in project.metrics(own=("learner/ratio", "learner/novelty_weight"))]
+    weights = [
+        step["learner/novelty_weight"] for step in project.metrics(own=("learner/ratio", "learner/novelty_weight"))
+    ]
     assert len(weights) == 2 and all(1.2 < weight <= 2 for weight in weights), "1 + 0.2 n, where n is near log 101"
     recorded = load(project.folder / "runs" / "run" / "config.yaml", model=RunConfig)
     assert recorded.algorithm.loss_options == {"beta": 0.2}

@@ -1,9 +1,12 @@
 """Each tutorial does what it says, when it is pasted into a shell."""
 
 import json
+import re
 
 import pytest
 
+from antiphon.inspect.options import list_options
+from antiphon.run.config import RunConfig
 from tests.pages import TUTORIALS, read_script, run_page
 
 TINY = "sft.steps=2 sft.batch_size=8 steps=2 rollout.groups_per_step=2 rollout.group_size=4 evaluation.limit=4"
@@ -37,6 +40,26 @@ def test_cluster(tmp_path):
     out = run_page("cluster.md", tmp_path, TINY)
     assert summary_of(tmp_path / "growing" / "runs" / "ray")["steps"] == 2
     assert "h100" in out.lower()
+
+
+def test_from_verl(tmp_path):
+    out = run_page("from_verl.md", tmp_path, TINY)
+    assert "problems: 0" in out
+    assert summary_of(tmp_path / "ported" / "runs" / "asynchronous")["steps"] == 2
+
+
+def test_from_roll(tmp_path):
+    out = run_page("from_roll.md", tmp_path, TINY.replace("steps=2 r", "steps=2 rollout.filter=null r"))
+    assert "problems: 0" in out and "violations: 0" in out
+
+
+@pytest.mark.parametrize("page", ["from_verl.md", "from_roll.md"])
+def test_our_keys_of_a_comparison_exist(page):
+    rows = re.findall(r"^\| [^|]+ \| ([^|]*) \| [^|]* ?\|$", (TUTORIALS / page).read_text(), re.MULTILINE)
+    keys = [key for cell in rows for key in re.findall(r"`([^`]+)`", cell)]
+    known = [option.key for option in list_options(RunConfig)]
+    assert len(keys) > 40
+    assert [key for key in keys if key not in known and not any(each.startswith(f"{key}.") for each in known)] == []
 
 
 def test_every_tutorial_has_a_test():
