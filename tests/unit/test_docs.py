@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 from antiphon.core.config import load
+from antiphon.engines.config import EngineConfig
+from antiphon.learning.config import LearnerConfig
 from antiphon.run.config import RunConfig
 from antiphon.tasks.config import TaskConfig
 from antiphon.tasks.environments import ENVIRONMENTS, environment_factory
@@ -119,4 +121,20 @@ def test_every_extra_installs_something_that_the_code_uses():
     for extra, requirements in extras.items():
         modules = {re.split(r"[<>=\[-]", requirement)[0] for requirement in requirements}
         unused = {module for module in modules if not re.search(rf'(import |from |"){module}\b', code)}
-        assert extra == "dev" or not unused, f"{extra} installs {unused}"
+        assert extra in ("dev", "docs") or not unused, f"{extra} installs {unused}"
+
+
+def test_support_matrix_names_tests_and_commands_that_exist():
+    page = (ROOT / "docs" / "support.md").read_text()
+    tests, targets = re.findall(r"`(tests/[\w/.]+)`", page), re.findall(r"`make (\w+)`", page)
+    assert len(tests) > 15 and [path for path in tests if not (ROOT / path).exists()] == []
+    makefile = (ROOT / "Makefile").read_text()
+    assert targets and [name for name in targets if not re.search(rf"^{name}:", makefile, re.MULTILINE)] == []
+
+
+def test_support_matrix_has_all_engines_and_learners():
+    page = (ROOT / "docs" / "support.md").read_text().lower()
+    kinds = [EngineConfig.model_fields["kind"].description, LearnerConfig.model_fields["kind"].description]
+    named = [name for text in kinds for name in re.findall(r"`(\w+)`", text)]
+    assert {"native", "vllm", "torch", "megatron"} <= set(named)
+    assert [name for name in named if name not in page and name != "options"] == []
