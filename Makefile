@@ -57,7 +57,7 @@ bench: $(VENV)/.installed-dev  ## make bench NAME=...: one benchmark, result und
 	python benchmarks/$(NAME).py
 
 docs: $(VENV)/.installed-dev  ## the documentation as a site in site/; fails on a broken link and on a page outside the navigation
-	NO_MKDOCS_2_WARNING=1 mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 mkdocs build
 
 format: $(VENV)/.installed-dev  ## rewrite the code in the house style
 	ruff check --fix .
