@@ -115,6 +115,7 @@ def describe_commands() -> str:
 
     command = typer.main.get_command(app)
     text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="antiphon", title="Command line")
+    text = re.sub(r"^\*\*Commands\*\*:\n\n(?:\* .*\n)+\n", "", text, flags=re.MULTILINE)  # which cuts their help off
     return text.replace("\n\n", f"\n\n{NOTE}\n", 1)
 
 
