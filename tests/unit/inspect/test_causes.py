@@ -12,6 +12,7 @@ from antiphon.core.errors import RecordError, RolloutError
 from antiphon.inspect.why import why
 from antiphon.learning.batch import digest_batches
 from antiphon.record import trajectories
+from antiphon.record.reader import RunReader
 from antiphon.simulate.run import simulate
 from antiphon.simulate.scenario import ScenarioConfig
 
@@ -112,6 +113,15 @@ def test_reused_trajectory_is_found_from_its_old_id(tmp_path):
 
 def told_of_trained(run, step=2):
     return [dict(why(run, name)) for name in find(run, f"status = 'trained' AND a.step = {step}")]
+
+
+def test_trained_attempts_come_with_their_steps(tmp_path):
+    run = played(tmp_path, PLAIN)
+    with RunReader.open(run) as reader:
+        found = [(step.step, row.name) for step, row in reader.iterate_trained()]
+    for step in (1, 2, 3):
+        assert {name for number, name in found if number == step} == set(find(run, f"a.step = {step}"))
+    assert len(found) == 3 * 2 * 2
 
 
 def test_gradient_of_a_trained_attempt_is_told(tmp_path):
