@@ -208,7 +208,7 @@ class Project:
     def metrics(self, name: str = "run", own: tuple[str, ...] = ()) -> list[dict]:
         """Return the lines of a run's metrics; every metric but those of the test's `own` code must have a description."""
         lines = [json.loads(line) for line in (self.folder / "runs" / name / "metrics.jsonl").read_text().splitlines()]
-        names = {name for line in lines for name in line} - {"step", "lineage", *own}
+        names = {name for line in lines for name in line} - {"step", "sft_step", "lineage", *own}
         assert find_undescribed(sorted(names)) == []
         return lines
 

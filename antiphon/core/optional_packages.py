@@ -2,11 +2,9 @@
 
 import functools
 import importlib
+import re
 from importlib.metadata import PackageNotFoundError, metadata, requires
 from typing import Any
-
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 from antiphon.core.errors import ConfigError
 
@@ -18,21 +16,28 @@ def list_extras() -> dict[str, str]:
     Antiphon's own metadata is the only list. There is none where a checkout that was never installed is on the import path.
     """
     try:
+        from packaging.requirements import Requirement  # absent in the environments of some engines
+
         extras = metadata("antiphon").get_all("Provides-Extra") or []
         needed = [Requirement(text) for text in requires("antiphon") or []]
-    except PackageNotFoundError:
+    except (PackageNotFoundError, ModuleNotFoundError):
         return {}
     return {
-        canonicalize_name(each.name): extra
+        normalize_name(each.name): extra
         for extra in extras
         for each in needed
         if extra != "dev" and each.marker and each.marker.evaluate({"extra": extra})
     }
 
 
+def normalize_name(distribution: str) -> str:
+    """Return a distribution's name in the spelling of package indexes."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
 def how_to_install(distribution: str) -> str:
     """Return the command that installs a distribution: by the extra that has it, if one does."""
-    extra = list_extras().get(canonicalize_name(distribution))
+    extra = list_extras().get(normalize_name(distribution))
     return f"pip install 'antiphon[{extra}]'" if extra else f"pip install {distribution}"
 
 

@@ -12,11 +12,9 @@ from functools import cached_property
 from importlib.metadata import entry_points
 from typing import Any
 
-from packaging.utils import canonicalize_name
-
 from antiphon.core.errors import ConfigError
 from antiphon.core.objects import is_attached_name, resolve_attached
-from antiphon.core.optional_packages import how_to_install, list_extras
+from antiphon.core.optional_packages import how_to_install, list_extras, normalize_name
 
 
 class Registry:
@@ -79,7 +77,7 @@ def import_path(path: str, kind: str = "object", key: str = "") -> Any:
         if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
             message = f"{kind} {path!r}: there is no module {module_name!r} on the import path"
             raise ConfigError(message, key=key, value=path) from error
-        package = canonicalize_name((error.name or "").partition(".")[0])
+        package = normalize_name((error.name or "").partition(".")[0])
         if package in list_extras():
             message = f"{kind} {path!r} imports {package}, which is not installed: {how_to_install(package)}"
             raise ConfigError(message, key=key, value=path) from error
