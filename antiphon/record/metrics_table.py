@@ -32,8 +32,10 @@ def read_metrics_table(run: Path) -> "pandas.DataFrame":
     with safe_files.convert_read_errors(path), safe_files.resolve_file(run, path.name).open("rb") as file:
         while (line := file.readline(MOST_LINE)).endswith(b"\n"):  # a live run may be at its last line
             values = json.loads(line)
-            is_warm_start = any(name.startswith(WARM_START) for name in values)
-            rows[is_warm_start][int(values["step"])] = values
+            # Lines of runs that are older than the counter `sft_step` are known by their metrics.
+            is_warm_start = "sft_step" in values or any(name.startswith(WARM_START) for name in values)
+            values["step"] = int(values.pop("sft_step", values.get("step")))
+            rows[is_warm_start][values["step"]] = values
         found = rows[False] or rows[True]
         ordered = [found[step] for step in sorted(found)]
         return pandas.DataFrame(ordered, columns=None if ordered else ["step"]).set_index("step")

@@ -23,8 +23,9 @@ def test_the_last_line_of_a_step_counts(tmp_path):
     assert list(table.index) == [1, 2, 3] and list(table["reward/mean"]) == [0.1, 0.9, 0.3]
 
 
-def test_a_warm_start_has_steps_of_its_own(tmp_path):
-    warm = [{"step": 1, "lineage": 0, "sft/loss": 2.0}]
+@pytest.mark.parametrize("counter", ["sft_step", "step"])  # the second, of runs that were made before the first
+def test_a_warm_start_has_steps_of_its_own(tmp_path, counter):
+    warm = [{counter: 1, "lineage": 0, "sft/loss": 2.0}]
     assert list(read_metrics_table(write(tmp_path, *warm))["sft/loss"]) == [2.0]
     table = read_metrics_table(write(tmp_path, *warm, {"step": 1, "lineage": 0, "reward/mean": 0.5}))
     assert list(table.columns) == ["lineage", "reward/mean"]
