@@ -3,10 +3,11 @@
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
-from types import TracebackType
-from typing import Any, Self, TypeVar, TypeVarTuple, Unpack
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any, Self, TypeVar, TypeVarTuple, Unpack, cast
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -22,7 +23,7 @@ def run_blocking(main: Coroutine[Any, Any, T]) -> T:
     except RuntimeError:
         return asyncio.run(main)
     with LoopThread() as thread:
-        return thread.wait(thread.submit(main))
+        return thread.run(main)
 
 
 class LoopThread:
@@ -38,8 +39,8 @@ class LoopThread:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the thread, once nothing runs in it any more."""
-        self.wait(self.submit(self._loop.shutdown_default_executor()))
+        """Cancel what still runs, wait for its end, and end the thread."""
+        self.submit(_cancel_other_tasks()).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -52,18 +53,50 @@ class LoopThread:
         """Call a function in the thread's event loop."""
         self._loop.call_soon_threadsafe(callback)
 
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine as a task of the thread's event loop, and return its result; for Ctrl-C see `wait`."""
+        with self._forward_interrupts():
+            return _wait(self.submit(work))
+
     def wait(self, future: "Future[T]") -> T:
         """Return a result; a Ctrl-C meanwhile is handled in the thread's event loop, or cancels if nobody handles it there."""
-        while True:
-            try:
-                return future.result()
-            except CancelledError:  # another class than that of coroutines
-                raise asyncio.CancelledError from None
-            except KeyboardInterrupt:
-                if self._loop.interrupt is None:
-                    future.cancel()
-                    raise
-                self.call_soon(self._loop.interrupt)
+        with self._forward_interrupts():
+            return _wait(future)
+
+    @contextmanager
+    def _forward_interrupts(self) -> Iterator[None]:
+        """Handle Ctrl-C by the handler that was added to the event loop, from before the work begins that may cause one."""
+        if threading.current_thread() is not threading.main_thread():  # which alone handles signals
+            yield
+            return
+        before = signal.signal(signal.SIGINT, self._interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _interrupt(self, signum: int, frame: FrameType | None) -> None:
+        if self._loop.interrupt is None:
+            raise KeyboardInterrupt
+        self.call_soon(self._loop.interrupt)
+
+
+def _wait(future: "Future[T]") -> T:
+    try:
+        return future.result()
+    except CancelledError:  # another class than that of coroutines
+        raise asyncio.CancelledError from None
+    except KeyboardInterrupt:
+        future.cancel()
+        raise
+
+
+async def _cancel_other_tasks() -> None:
+    tasks = asyncio.all_tasks() - {cast("asyncio.Task[Any]", asyncio.current_task())}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_default_executor()
 
 
 class _ForwardingLoop(asyncio.SelectorEventLoop):

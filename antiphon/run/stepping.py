@@ -145,7 +145,7 @@ class BlockingRun:
 
     def __iter__(self) -> Iterator[StepMetrics]:
         """Train step by step."""
-        while (step := self._thread.wait(self._thread.submit(self._run.stepper.next_step()))) is not None:
+        while (step := self._thread.run(self._run.stepper.next_step())) is not None:
             yield step
 
     def stop(self) -> None:

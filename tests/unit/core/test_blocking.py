@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sys
 import threading
 
 import pytest
@@ -38,6 +39,15 @@ def test_errors_are_raised_where_it_is_called():
         asyncio.run(cell())
 
 
+@pytest.fixture
+def frequent_switches():
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("frequent_switches")
 @pytest.mark.parametrize("handled", [True, False])
 def test_an_interrupt_reaches_the_handler_in_the_thread(handled):
     async def wait():
@@ -49,18 +59,14 @@ def test_an_interrupt_reaches_the_handler_in_the_thread(handled):
         asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
         return "told"
 
-    def cell():  # asyncio.run would handle the signal itself
-        loop = asyncio.new_event_loop()
-        try:
-            return loop.run_until_complete(inside())
-        finally:
-            loop.close()
-
-    async def inside():
+    async def cell():
         return run_blocking(wait())
 
-    if handled:
-        assert cell() == "told"
-    else:
-        with pytest.raises(KeyboardInterrupt):
-            cell()
+    loop = asyncio.new_event_loop()  # asyncio.run would handle the signal itself
+    for _ in range(500):  # the signal comes now before, now after the caller has begun to wait
+        if handled:
+            assert loop.run_until_complete(cell()) == "told"
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                loop.run_until_complete(cell())
+    loop.close()
