@@ -15,10 +15,10 @@ TWO := -n 2 --dist loadfile --no-loadscope-reorder
 SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test release commands alone chaos parity coverage mutation bench format lint types floors figures house unit vllm clean
+.PHONY: help demo check test release commands alone chaos parity coverage mutation bench bare release-check docs format lint types floors figures house unit vllm clean
 
 help:  ## the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
 
 demo: $(VENV)/.installed  ## from an empty machine to a rising reward, in minutes
 	antiphon demo
@@ -56,6 +56,9 @@ bench: $(VENV)/.installed-dev  ## make bench NAME=...: one benchmark, result und
 	@test -n "$(NAME)" || { echo "make bench NAME=...: one of"; ls benchmarks/*.py; exit 2; }
 	python benchmarks/$(NAME).py
 
+docs: $(VENV)/.installed-dev  ## the documentation as a site in site/; fails on a broken link and on a page outside the navigation
+	NO_MKDOCS_2_WARNING=1 mkdocs build
+
 format: $(VENV)/.installed-dev  ## rewrite the code in the house style
 	ruff check --fix .
 	ruff format .
@@ -77,14 +80,20 @@ house: $(VENV)/.installed-dev  ## limits on the size and wording of the code and
 	python tools/house.py
 	python tools/reading_path.py
 
-release: check  ## what a release needs beside: no result is older than what it measured
+release-check: $(VENV)/.installed-dev  ## build sdist and wheel, use the wheel where there is no repository, test in the sdist
+	python tools/release_check.py $(if $(QUICK),--quick)
+
+bare:  ## make bare PART=demo AS=root|nobody: a target on a Debian with Python, make and pip alone; needs root and debootstrap
+	tools/bare.sh $(or $(PART),demo) $(or $(AS),root)
+
+release: check release-check  ## what a release needs beside: no result is older than what it measured
 	python tools/figures.py --release
 
 unit: $(VENV)/.installed-dev
 	pytest -q $(TWO) --durations=5 -m "not ray" tests/unit
 
 clean:  ## remove caches and the environment
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis site
 
 # --- set-up ------------------------------------------------------------------------------------------------------------
 

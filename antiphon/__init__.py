@@ -2,8 +2,8 @@
 
     import antiphon
 
-    config = antiphon.load_config("run.yaml", ["rollout.async_ratio=2"])
-    antiphon.train(config)
+    result = antiphon.train("run.yaml", reward=my_function, steps=200)
+    result.plot()
 
 Everything here is imported when it is first used: `import antiphon` itself imports neither torch nor numpy.
 """
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
         Trajectory,
         Turn,
     )
+    from antiphon.inspect.recorded_run import open_run
     from antiphon.offline.run import dpo
-    from antiphon.run.build import open_run
-    from antiphon.run.commands import evaluate_model as evaluate
-    from antiphon.run.commands import sft, train
-    from antiphon.run.config import RunConfig, load_config
+    from antiphon.run.api import Result, evaluate, sft, start_run, train
+    from antiphon.run.compose import load_config
+    from antiphon.run.config import RunConfig
     from antiphon.run.loop import Run
     from antiphon.tasks.base import Transcript
 
@@ -51,15 +51,17 @@ _EXPORTS = {
     "ConfigError": "antiphon.core.errors:ConfigError",
     "DataError": "antiphon.core.errors:DataError",
     "LossInputs": "antiphon.algorithms.losses:LossInputs",
+    "Result": "antiphon.run.api:Result",
     "Run": "antiphon.run.loop:Run",
     "RunConfig": "antiphon.run.config:RunConfig",
     "Transcript": "antiphon.tasks.base:Transcript",
     "dpo": "antiphon.offline.run:dpo",
-    "evaluate": "antiphon.run.commands:evaluate_model",
-    "load_config": "antiphon.run.config:load_config",
-    "open_run": "antiphon.run.build:open_run",
-    "sft": "antiphon.run.commands:sft",
-    "train": "antiphon.run.commands:train",
+    "evaluate": "antiphon.run.api:evaluate",
+    "load_config": "antiphon.run.compose:load_config",
+    "open_run": "antiphon.inspect.recorded_run:open_run",
+    "sft": "antiphon.run.api:sft",
+    "start_run": "antiphon.run.api:start_run",
+    "train": "antiphon.run.api:train",
     **{name: f"antiphon.core.types:{name}" for name in _TYPES},
 }
 
@@ -74,6 +76,7 @@ __all__ = [
     "Message",
     "PolicyVersion",
     "Prompt",
+    "Result",
     "Run",
     "RunConfig",
     "Sample",
@@ -91,6 +94,7 @@ __all__ = [
     "load_config",
     "open_run",
     "sft",
+    "start_run",
     "train",
 ]
 

@@ -30,7 +30,7 @@ from _common import WHOLE_RUN, table, write_result
 
 from antiphon.core.rng import generator
 from antiphon.learning.model.tiny import make_tokenizer, write_tiny_model
-from antiphon.run.build import open_run
+from antiphon.run.build import start_run
 from antiphon.run.config import RunConfig
 from antiphon.tasks.environments.frozen_lake import FrozenLake
 
@@ -164,7 +164,7 @@ async def tick_until_told() -> Lags:
 
 async def point(live: int, steps: int, runs: Path) -> dict[str, float]:
     """One run with so many episodes alive."""
-    async with open_run(configuration(live, steps, runs), overwrite=True) as run:
+    async with start_run(configuration(live, steps, runs), overwrite=True) as run:
         from live_episodes import DistantLake as Lake  # the one that the run knows: this file is not __main__ to it
 
         before_lags, before = await idle(IDLE_SECONDS), pss()

@@ -21,6 +21,8 @@ import pytest
 import yaml
 from hypothesis import settings
 
+from antiphon.record.metric_descriptions import find_undescribed
+
 # derandomize: a red build is the change's fault and never the draw's; `make chaos` is where fresh seeds are tried.
 settings.register_profile("antiphon", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("antiphon")
@@ -203,8 +205,12 @@ class Project:
         out, err = process.communicate(timeout=240)
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
-    def metrics(self, name: str = "run") -> list[dict]:
-        return [json.loads(line) for line in (self.folder / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+    def metrics(self, name: str = "run", own: tuple[str, ...] = ()) -> list[dict]:
+        """Return the lines of a run's metrics; every metric but those of the test's `own` code must have a description."""
+        lines = [json.loads(line) for line in (self.folder / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+        names = {name for line in lines for name in line} - {"step", "sft_step", "lineage", *own}
+        assert find_undescribed(sorted(names)) == []
+        return lines
 
     def summary(self, name: str = "run") -> dict:
         return json.loads((self.folder / "runs" / name / "summary.json").read_text())

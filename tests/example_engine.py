@@ -93,6 +93,7 @@ class ExampleEngine(EngineCore):
         logits = self.model(unread, past_key_values=running.cache, logits_to_keep=1).logits[0, -1].float()
         logprobs = torch.log_softmax(logits / (sampling.temperature or 1.0), -1)
         if sampling.temperature:
+            # A seed for each position: a request that continues on another engine draws the same tokens.
             source = torch.Generator().manual_seed(derive(sampling.seed, len(tokens)))
             token = int(torch.multinomial(logprobs.exp(), 1, generator=source))
         else:

@@ -17,13 +17,15 @@ ROW = {"prompt": "2+2=", "completion": "4 | four", "reward": 1.0, "advantage": 0
 
 def write_steps(run: TrackedRun, first: int, last: int, notify=lambda: None, phase: str = "") -> None:
     """Write steps whose values name their lineage."""
+    counter = "sft_step" if phase else "step"
     with Metrics(run.directory.metrics, lineage=run.lineage) as metrics:
         for step in range(first, last + 1):
-            with run.directory.samples.open("a") as samples:
+            if not phase:
                 rows = [{"attempt": f"{run.lineage}:{step}.0.0", **ROW}]
-                samples.write(json.dumps({"step": step, "lineage": run.lineage, "rows": rows}) + "\n")
+                with run.directory.samples.open("a") as samples:
+                    samples.write(json.dumps({"step": step, "lineage": run.lineage, "rows": rows}) + "\n")
             metrics.record_all({f"{phase}reward/mean": run.lineage + step / 100, f"{phase}loss": float("nan")})
-            metrics.flush(step)
+            metrics.flush(step, counter)
             notify()
 
 

@@ -109,7 +109,7 @@ class Number:
 
 def list_pages(root: Path) -> list[Path]:
     """List the pages that are checked."""
-    return [root / "README.md", *sorted(root.glob("docs/*.md")), *sorted(root.glob("recipes/*/README.md"))]
+    return [root / "README.md", *sorted(root.glob("docs/**/*.md")), *sorted(root.glob("recipes/*/README.md"))]
 
 
 def _blank(match: re.Match[str]) -> str:

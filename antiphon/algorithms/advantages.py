@@ -2,7 +2,7 @@
 
 They are in double precision, so that nothing is lost before the `advantages` stage has whitened and clipped them.
 
-A trajectory is one sample or several, which follow one another: a turn each, or what a fork or a compaction left. Its tokens
+A trajectory is one sample or several, which follow one another: a turn each, or what a fork left. Its tokens
 here are those that were sampled, in that order; what the environment or a prompt said between them is passed over. Scores of
 usable trajectories always have a value: a trajectory without a verdict never reaches a group.
 

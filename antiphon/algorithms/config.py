@@ -4,7 +4,7 @@
 """
 
 import difflib
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -18,7 +18,7 @@ from antiphon.algorithms.sections import (
     RewardConfig,
     RhythmConfig,
 )
-from antiphon.core.config import Config
+from antiphon.core.config import Config, unit
 from antiphon.core.errors import ConfigError, Mistake, ValidatorError
 from antiphon.core.types import (
     ATTENTION_RHYTHM,
@@ -40,33 +40,37 @@ Aggregation = Literal[
 class AlgorithmConfig(Config):
     """Rewards, advantages, loss, and how token losses are summed."""
 
+    SHORT_FOR = "recipe"
+
     recipe: str = "grpo"
     """Named set of defaults in `antiphon/algorithms/recipes.py`; `algorithm: dapo` is short for it."""
     reward: RewardConfig = RewardConfig()
+    """What becomes of scores before advantages are computed."""
     weight: LossWeightConfig = LossWeightConfig()
+    """Weight of each trajectory in the loss."""
     advantage: str = "grpo"
     """A name in `antiphon/algorithms/registry.py`, or package.module:function."""
     advantage_options: dict[str, Any] = {}
     """Keyword-only arguments of an advantage function of your own."""
-    gamma: float = Field(1.0, ge=0.0, le=1.0)
+    gamma: Annotated[float, unit("factor")] = Field(1.0, ge=0.0, le=1.0)
     """Discount from one sampled token to the next."""
-    turn_gamma: float = Field(1.0, ge=0.0, le=1.0)
+    turn_gamma: Annotated[float, unit("factor")] = Field(1.0, ge=0.0, le=1.0)
     """Discount from one turn to the next, for advantages that use rewards of turns."""
-    gae_lambda: float = Field(1.0, ge=0.0, le=1.0)
+    gae_lambda: Annotated[float, unit("factor")] = Field(1.0, ge=0.0, le=1.0)
     """Lambda of `gae`: 1 uses the whole return, 0 one token ahead."""
-    step_weight: float = Field(1.0, ge=0.0)
+    step_weight: Annotated[float, unit("factor")] = Field(1.0, ge=0.0)
     """Weight of a step's own advantage beside that of its episode, for `gigpo`."""
-    teacher_coefficient: float = Field(0.0, ge=0.0)
+    teacher_coefficient: Annotated[float, unit("factor")] = Field(0.0, ge=0.0)
     """Factor of (teacher log-prob - policy log-prob), which is added to the advantage of each token; 0 uses no teacher."""
     advantage_whiten: bool = False
     """Whiten advantages over all sampled tokens of the batch: subtract the mean, divide by the standard deviation."""
-    advantage_clip: float = Field(0.0, ge=0.0)
+    advantage_clip: Annotated[float, unit("advantage")] = Field(0.0, ge=0.0)
     """Clip advantages to this absolute value, before `rhythm` amplifies some; 0 does not clip."""
     rhythm: RhythmConfig = RhythmConfig()
     """Amplification of the advantages of some tokens of a response."""
-    agreement_mask: float = Field(0.0, ge=0.0, lt=1.0)
+    agreement_mask: Annotated[float, unit("share")] = Field(0.0, ge=0.0, lt=1.0)
     """Share of the batch's tokens whose advantage is set to 0: those on whose value the critics agree most."""
-    disagreement_mask: float = Field(0.0, ge=0.0, lt=1.0)
+    disagreement_mask: Annotated[float, unit("share")] = Field(0.0, ge=0.0, lt=1.0)
     """Share of the batch's tokens that get no entropy bonus: those on whose value the critics agree least."""
     loss: str = "ppo_clip"
     """A name in `antiphon/algorithms/registry.py`, or package.module:function."""
@@ -74,31 +78,34 @@ class AlgorithmConfig(Config):
     """Keyword-only arguments of a loss function of your own."""
     ratio_level: Literal["token", "sequence", "turn"] = "token"
     """Level of the ratio that `ppo_clip` clips."""
-    clip_low: float = Field(0.2, ge=0.0, le=1.0)
+    clip_low: Annotated[float, unit("ratio")] = Field(0.2, ge=0.0, le=1.0)
     """Ratios of `ppo_clip` and `cispo` are clipped at 1 - this."""
-    clip_high: float = Field(0.2, ge=0.0)
+    clip_high: Annotated[float, unit("ratio")] = Field(0.2, ge=0.0)
     """Ratios of `ppo_clip` and `cispo` are clipped at 1 + this."""
-    dual_clip: float = Field(0.0, ge=0.0)
+    dual_clip: Annotated[float, unit("factor")] = Field(0.0, ge=0.0)
     """Bound of the `ppo_clip` loss for negative advantages, in multiples of |advantage|; above 1, or 0 for no bound."""
-    ratio_low: float = Field(0.0, ge=0.0)
-    ratio_high: float = Field(1.0, gt=0.0)
-    """Bounds of the importance weight in `tis` and `topr`."""
-    positive_weight: float = Field(1.0, ge=0.0)
-    negative_weight: float = Field(1.0, ge=0.0)
-    """Weights of positive and negative advantages in `topr`."""
-    kimi_tau: float = Field(0.1, ge=0.0)
+    ratio_low: Annotated[float, unit("ratio")] = Field(0.0, ge=0.0)
+    """Lower bound of the importance weight in `tis` and `topr`."""
+    ratio_high: Annotated[float, unit("ratio")] = Field(1.0, gt=0.0)
+    """Upper bound of the importance weight in `tis` and `topr`."""
+    positive_weight: Annotated[float, unit("factor")] = Field(1.0, ge=0.0)
+    """Weight of positive advantages in `topr`."""
+    negative_weight: Annotated[float, unit("factor")] = Field(1.0, ge=0.0)
+    """Weight of negative advantages in `topr`."""
+    kimi_tau: Annotated[float, unit("factor")] = Field(0.1, ge=0.0)
     """Weight of the squared log ratio in `kimi`."""
     correction: CorrectionConfig = CorrectionConfig()
     """Importance weights and filters for tokens that an older policy, or an engine with other rounding, sampled."""
     aggregation: Aggregation = "token_mean"
     """How token losses are reduced to one number; counts are those of the whole update."""
-    entropy_coefficient: float = 0.0
+    entropy_coefficient: Annotated[float, unit("factor")] = 0.0
     """Factor of the entropy bonus."""
-    expert_balance: float = Field(0.0, ge=0.0)
+    expert_balance: Annotated[float, unit("factor")] = Field(0.0, ge=0.0)
     """Weight of the load-balancing loss of a mixture of experts, per layer and averaged over sequences. It is smallest if the
     tokens of a sequence are spread evenly over the experts; 0 adds none.
     """
     kl: KlConfig = KlConfig()
+    """KL divergence from the reference model."""
     streams: tuple[str, ...] = ()
     """Streams that a loss or an advantage of your own reads and does not declare: names in `antiphon/core/types/streams.py`, or
     package.module:attribute of a `StreamSpec` of your own. What your functions declare is added when the run starts.

@@ -10,9 +10,9 @@ Importing this module imports no torch, because the checks of a configuration re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.declarations import loss
@@ -215,12 +215,33 @@ def aggregate_log_ratio(log_ratio: torch.Tensor, inputs: LossInputs, level: str)
     return (together / member.bincount(minlength=count))[member]
 
 
-def example(logprobs: list[float], old_logprobs: list[float], advantages: list[float]) -> LossInputs:
-    """Return the inputs of one sequence of one turn, in double precision, to try a loss by hand."""
+def example(
+    logprobs: Sequence[float],
+    old_logprobs: Sequence[float],
+    advantages: Sequence[float],
+    streams: Mapping[StreamSpec, Any] | None = None,
+) -> LossInputs:
+    """Return the inputs of one sequence of one turn, in double precision, to try a loss by hand.
+
+    Args:
+        logprobs: Of each of N tokens, under the policy that is trained.
+        old_logprobs: Of each, under the policy that sampled it.
+        advantages: Of each.
+        streams: Numbers of each stream that the loss reads, [N, …].
+    """
     import torch  # here alone, see the module
 
     new, old, gained = (torch.tensor(column, dtype=torch.float64) for column in (logprobs, old_logprobs, advantages))
     nowhere = torch.zeros(len(logprobs), dtype=torch.long)
     return LossInputs(
-        logprobs=new, entropies=-new, old_logprobs=old, advantages=gained, sequence=nowhere, turn=nowhere, streams={}
+        logprobs=new,
+        entropies=-new,
+        old_logprobs=old,
+        advantages=gained,
+        sequence=nowhere,
+        turn=nowhere,
+        streams={
+            spec: torch.as_tensor(numbers).to(torch.float64 if "float" in spec.dtype else getattr(torch, spec.dtype))
+            for spec, numbers in (streams or {}).items()
+        },
     )

@@ -1,10 +1,10 @@
 """Configuration of the objectives of the offline verbs. Importing it imports no torch."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from antiphon.core.config import Config
+from antiphon.core.config import Config, unit
 from antiphon.core.errors import ValidatorError
 
 
@@ -12,9 +12,10 @@ class PreferenceConfig(Config):
     """Objective of learning from pairs of responses."""
 
     loss: Literal["dpo", "ipo"] = "dpo"
-    beta: float = Field(0.1, gt=0.0)
+    """`dpo` (Rafailov et al. 2023), or `ipo` (Azar et al. 2023)."""
+    beta: Annotated[float, unit("factor")] = Field(0.1, gt=0.0)
     """Strength of the penalty for leaving the reference model, which is the model that the run begins with."""
-    label_smoothing: float = Field(0.0, ge=0.0, lt=0.5)
+    label_smoothing: Annotated[float, unit("probability")] = Field(0.0, ge=0.0, lt=0.5)
     """Share of pairs that are assumed to be labelled the wrong way round, for `dpo`."""
 
     @model_validator(mode="after")
@@ -32,11 +33,14 @@ class DistillationConfig(Config):
     divergence: Literal[
         "forward_kl", "reverse_kl", "jensen_shannon", "total_variation", "skewed_forward_kl", "skewed_reverse_kl"
     ] = "forward_kl"
-    skew: float = Field(0.1, gt=0.0, lt=1.0)
+    """Divergence between the token distributions of teacher and student; forward is KL(teacher || student)."""
+    skew: Annotated[float, unit("share")] = Field(0.1, gt=0.0, lt=1.0)
     """Share of one distribution that is mixed into the other, for the skewed divergences."""
-    student_temperature: float = Field(1.0, gt=0.0)
-    teacher_temperature: float = Field(1.0, gt=0.0)
-    top_k: int = Field(64, ge=0)
+    student_temperature: Annotated[float, unit("factor")] = Field(1.0, gt=0.0)
+    """Temperature of the student's distribution."""
+    teacher_temperature: Annotated[float, unit("factor")] = Field(1.0, gt=0.0)
+    """Temperature of the teacher's distribution."""
+    top_k: Annotated[int, unit("tokens")] = Field(64, ge=0)
     """Number of the teacher's likeliest tokens that are told apart; all others count as one. 0 tells all apart."""
-    sft_weight: float = Field(0.0, ge=0.0, lt=1.0)
+    sft_weight: Annotated[float, unit("share")] = Field(0.0, ge=0.0, lt=1.0)
     """Weight of the negative log-likelihood of the responses; the divergence has the rest."""

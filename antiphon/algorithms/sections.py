@@ -3,11 +3,11 @@
 `algorithms/config.py` has the keys of `algorithm` itself, such as `loss`, `loss_options` and `streams`.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from antiphon.core.config import Config
+from antiphon.core.config import Config, unit
 from antiphon.core.errors import ValidatorError
 
 Level = Literal["token", "turn", "sequence", "product"]
@@ -23,13 +23,13 @@ class CorrectionConfig(Config):
     level: Level | None = None
     """Level of r as a weight of the loss: of the token, the geometric mean over its turn or its sequence, or the product
     over its sequence. null applies no weight."""
-    high: float = Field(2.0, gt=0.0)
+    high: Annotated[float, unit("ratio")] = Field(2.0, gt=0.0)
     """Upper bound of the weight."""
     filter_level: Level | None = None
     """Level of r as a filter: tokens whose r is not between `keep_low` and `keep_high` are left out. null filters nothing."""
-    keep_low: float = Field(0.5, ge=0.0)
+    keep_low: Annotated[float, unit("ratio")] = Field(0.5, ge=0.0)
     """Lower bound of the filter."""
-    keep_high: float = Field(2.0, gt=0.0)
+    keep_high: Annotated[float, unit("ratio")] = Field(2.0, gt=0.0)
     """Upper bound of the filter."""
     proximal: Literal["computed", "interpolated"] = "computed"
     """How log-probs under the proximal policy are obtained: `computed` by a forward pass, if the step has several updates;
@@ -55,15 +55,15 @@ NormalizationScope = Literal["none", "group", "batch", "running"]
 class RewardConfig(Config):
     """Shaping of scores before advantages are computed."""
 
-    overlong_tokens: int = Field(0, ge=0)
+    overlong_tokens: Annotated[int, unit("tokens")] = Field(0, ge=0)
     """Length of the zone before the token limit in which a completion is penalized, in tokens; 0 penalizes none."""
-    overlong_penalty: float = Field(1.0, ge=0.0)
+    overlong_penalty: Annotated[float, unit("reward")] = Field(1.0, ge=0.0)
     """Penalty at the token limit; it grows linearly in that zone."""
     baseline: NormalizationScope = "none"
     """Subtract the mean of the group, of the batch, or of all scores so far (`running`). Not with rewards of turns."""
     scale: NormalizationScope = "none"
     """Divide by the standard deviation of the group, of the batch, or of all scores so far; rewards of turns too."""
-    clip: float = Field(0.0, ge=0.0)
+    clip: Annotated[float, unit("reward")] = Field(0.0, ge=0.0)
     """Clip to this absolute value, after `scale`; 0 does not clip. Not with rewards of turns."""
 
     @property
@@ -82,7 +82,7 @@ class LossWeightConfig(Config):
     """Mask trajectories that were truncated by a limit of tokens, turns or seconds, or by their environment."""
     mask_difficulty: tuple[float, float] | None = None
     """Mask groups whose mean score is not strictly between these bounds."""
-    mask_wrong_over: int = Field(0, ge=0)
+    mask_wrong_over: Annotated[int, unit("tokens")] = Field(0, ge=0)
     """Mask completions with a score of 0 or less and more tokens than this; 0 masks none."""
 
     @model_validator(mode="after")
@@ -96,15 +96,15 @@ class LossWeightConfig(Config):
 class KlConfig(Config):
     """KL divergence from the reference model, which is the model that the run began with."""
 
-    coefficient: float = Field(0.0, ge=0.0)
+    coefficient: Annotated[float, unit("factor")] = Field(0.0, ge=0.0)
     """Factor of the KL divergence; 0 uses no reference model."""
     place: Literal["loss", "reward"] = "loss"
     """`loss` adds the divergence to the loss, `reward` subtracts it from the reward of each token."""
     estimator: Literal["k1", "k2", "k3", "abs", "mse"] = "k3"
     """Estimator of the divergence (`algorithms/divergence.py`); `mse` is k2. In the loss, k1 has a mean gradient of 0."""
-    target: float = Field(0.0, ge=0.0)
+    target: Annotated[float, unit("nats per token")] = Field(0.0, ge=0.0)
     """Divergence per token that the coefficient is adapted to, with `place: reward`; 0 keeps the coefficient constant."""
-    horizon: float = Field(10_000.0, gt=0.0)
+    horizon: Annotated[float, unit("trajectories")] = Field(10_000.0, gt=0.0)
     """Number of trajectories over which the coefficient is adapted."""
 
     @property
@@ -135,30 +135,30 @@ class RhythmConfig(Config):
     each anchor linked to the beginning of its chunk; null amplifies none. `random` and `entropy` are the baselines of the
     paper: as many tokens at random, or those of the highest entropy, estimated by the negative log-prob with which the
     token was sampled."""
-    amplification: float = Field(1.5, gt=0.0)
+    amplification: Annotated[float, unit("factor")] = Field(1.5, gt=0.0)
     """Factor of the advantage of a selected token."""
-    share: float = Field(0.4, gt=0.0, le=1.0)
+    share: Annotated[float, unit("share")] = Field(0.4, gt=0.0, le=1.0)
     """Share of a response's tokens that is selected: q."""
     positive_only: bool = False
     """Amplify positive advantages only, as the paper's first version does. The second version amplifies both signs."""
-    window: int = Field(10, gt=0)
+    window: Annotated[int, unit("tokens")] = Field(10, gt=0)
     """Largest distance in WAAD: W."""
-    horizon_low: int = Field(10, ge=0)
-    horizon_high: int = Field(100, ge=0)
-    """Smallest and largest distance of later tokens whose attention counts in FAI: H_lo and H_hi. The paper's first version has
-    50."""
-    waad_quantile: float = Field(0.5, ge=0.0, le=1.0)
+    horizon_low: Annotated[int, unit("tokens")] = Field(10, ge=0)
+    """Smallest distance of later tokens whose attention counts in FAI: H_lo."""
+    horizon_high: Annotated[int, unit("tokens")] = Field(100, ge=0)
+    """Largest distance of later tokens whose attention counts in FAI: H_hi. The paper's first version has 50."""
+    waad_quantile: Annotated[float, unit("share")] = Field(0.5, ge=0.0, le=1.0)
     """For `coupled`: an anchor whose WAAD is at most this quantile lies inside a chunk: tau_waad. The paper gives no value; the
     median is our choice.
     """
-    delta_quantile: float = Field(0.6, ge=0.0, le=1.0)
+    delta_quantile: Annotated[float, unit("share")] = Field(0.6, ge=0.0, le=1.0)
     """For `coupled`: a chunk begins where Delta reaches this quantile: tau_Delta. The paper gives no value; ours is 1 -
     `share`, so that the same tokens are selected as by `local`."""
-    back: float = Field(0.5, ge=0.0, le=1.0)
+    back: Annotated[float, unit("share")] = Field(0.5, ge=0.0, le=1.0)
     """For `coupled`: share of an anchor's amplification that moves to the token where its chunk begins: a. The paper gives no
     value; a public re-implementation has 0.5.
     """
-    lookback: int = Field(3, gt=0)
+    lookback: Annotated[int, unit("tokens")] = Field(3, gt=0)
     """For `coupled`: how many tokens before an anchor its chunk may begin: k. The paper names 1 to 3."""
 
     @model_validator(mode="after")

@@ -54,7 +54,8 @@ def check_loss(
     Args:
         loss: The loss function.
         config: Settings that it is called with.
-        streams: Streams that it reads, if it does not declare them. Float streams are drawn as log-probs, others as 0 and 1.
+        streams: Streams that it reads, if it does not declare them. Float streams of Antiphon are drawn as log-probs, your own
+            from -3 to 3, all others as 0 and 1.
         seeds: Each draws a pack of five sequences of several turns. A rare draw lies on a kink of a loss, where finite
             differences mean nothing; give other seeds then.
 

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import torch
 
 from antiphon.algorithms.losses import LossInputs
-from antiphon.core.types import StreamSpec
+from antiphon.core.types import STREAMS, StreamSpec
 
 COLUMNS = tuple(field.name for field in fields(LossInputs) if field.name != "streams")
 
@@ -45,7 +45,9 @@ def draw_sequences(seed: int, streams: Sequence[StreamSpec]) -> list[LossInputs]
 def _stream(spec: StreamSpec, length: int, random: torch.Generator) -> torch.Tensor:
     drawn = torch.rand(length, *(size or 2 for size in spec.shape), generator=random, dtype=torch.float64)
     dtype = getattr(torch, spec.dtype)
-    return -3 * drawn if dtype.is_floating_point else (drawn < 0.5).to(dtype)
+    if not dtype.is_floating_point:
+        return (drawn < 0.5).to(dtype)
+    return -3 * drawn if spec.name in STREAMS else 6 * drawn - 3  # a user's own may hold any numbers
 
 
 def join_sequences(parts: Sequence[LossInputs]) -> LossInputs:

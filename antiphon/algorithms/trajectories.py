@@ -1,6 +1,6 @@
 """Rewards of trajectories, of their turns and of their tokens. Pure numpy.
 
-A trajectory is one sample or several that follow one another: one for each turn, or what a fork or a compaction left. Its
+A trajectory is one sample or several that follow one another: one for each turn, or what a fork left. Its
 tokens here are those that were sampled, in order; what prompts and environments said between them is skipped.
 """
 

@@ -14,7 +14,10 @@ Settings = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help=
 SettingsFile = Annotated[Path | None, typer.Option("--config", help="YAML file of settings.")]
 DryRun = Annotated[
     bool,
-    typer.Option("--dry-run", help="Print the resolved configuration and the sizes that follow from it, then exit."),
+    typer.Option(
+        "--dry-run",
+        help="Print the resolved configuration with the place that gives each value, and derived sizes; then exit.",
+    ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing run of the same name.")]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of the run, such as runs/tiny_arithmetic.")]

@@ -29,10 +29,10 @@ def limit_threads() -> None:
 
 def load_config(path: str, overrides: list[str] | None, model: "type[C]") -> "C":
     """Load a configuration file whose folder may be imported from."""
-    from antiphon.core.config import add_import_folder, load
+    from antiphon.core.config import add_import_folders, load
 
     config = load(path, overrides or (), model=model)
-    add_import_folder(path)
+    add_import_folders(path)
     return config
 
 
@@ -40,8 +40,9 @@ def load_config(path: str, overrides: list[str] | None, model: "type[C]") -> "C"
 def name_places(path: str, overrides: list[str] | None) -> "Iterator[None]":
     """Name file and line in configuration errors of a run's start, as the loader does in those that it finds itself."""
     from antiphon.core.config import locate_mistakes
+    from antiphon.run.config import RunConfig
 
-    with locate_mistakes(path, overrides or ()):
+    with locate_mistakes(path, overrides or (), model=RunConfig):
         yield
 
 
@@ -102,22 +103,61 @@ def require_models(paths: Iterable[str]) -> None:
         check_weights(Path(path))
 
 
-def print_run(run: "RunConfig") -> None:
-    """Print the resolved configuration as YAML with derived sizes as comments, so that the output is itself a recipe."""
-    from antiphon.core.config import dump
+def print_run(run: "RunConfig", path: str, overrides: list[str] | None) -> None:
+    """Print the resolved configuration of a run as YAML, with derived sizes as comments."""
     from antiphon.run.launch.model_checks import check_meshes
     from antiphon.run.memory import memory_estimate
     from antiphon.run.model_files import count_parameters
 
     check_meshes(run, Path(run.model.path))
-    print(dump(run), end="")
+    print_config(run, path, overrides)
     print_derived(run.derived())
     parameters = count_parameters(run.model.path)
-    if parameters is None and (path := Path(run.model.path) / "config.json").is_file():
+    if parameters is None and (path_of_shape := Path(run.model.path) / "config.json").is_file():
         from antiphon.simulate.model_shape import Architecture
 
-        parameters = Architecture.read(path.parent).parameters
+        parameters = Architecture.read(path_of_shape.parent).parameters
     if parameters is not None:
         print(f"# Memory for {parameters:,} parameters, without activations and KV caches:")
         for name, size in memory_estimate(parameters, run).items():
             print(f"#   {name:<38}{size / 2**20:>10,.0f} MiB")
+
+
+def print_config(config: "Config", path: str, overrides: list[str] | None) -> None:
+    """Print a configuration as YAML that is itself a recipe, with what gave each value as a comment."""
+    from antiphon.core.config import dump, read_document
+    from antiphon.core.yaml_text import annotate_yaml
+    from antiphon.run.config import RunConfig
+
+    document = read_document(path, overrides or (), model=type(config))
+    derived: dict[tuple[str | int, ...], str] = {}
+    if isinstance(config, RunConfig):
+        config, derived = _derive(config, document.has(("algorithm", "recipe")))
+
+    def describe(keys: tuple[str | int, ...]) -> str:
+        by = [derived[keys[:length]] for length in range(len(keys), 0, -1) if keys[:length] in derived]
+        return document.source_of(keys) or next(iter(by), "default")
+
+    print(annotate_yaml(dump(config), describe), end="")
+
+
+def _derive(run: "RunConfig", named: bool) -> "tuple[RunConfig, dict[tuple[str | int, ...], str]]":
+    """Return a run with the values that this machine decides, and what gives the values that are no plain defaults.
+
+    Args:
+        run: The configuration.
+        named: The user named an algorithm's recipe.
+    """
+    from antiphon.algorithms.recipes import RECIPES
+    from antiphon.run.config_changes import flatten
+    from antiphon.run.pack_size import LARGEST, choose_pack_size
+
+    recipe = run.algorithm.recipe
+    parts = flatten(RECIPES[recipe]) if named else ()
+    found: dict[tuple[str | int, ...], str] = {("algorithm", *key.split(".")): f"recipe {recipe}" for key, _ in parts}
+    chosen = "default, or less by this machine's memory, when the model is there"
+    if (Path(run.model.path) / "config.json").is_file():
+        resolved = choose_pack_size(run, Path(run.model.path))
+        chosen = "default" if resolved is run else "this machine"
+        run = resolved
+    return run, found | {("learner", key): chosen for key in LARGEST}

@@ -63,10 +63,15 @@ def samples(
     with exit_on_error(run):
         from itertools import islice
 
+        from antiphon.core.types import AttemptStatus
         from antiphon.inspect.samples import ORDERS, iterate_samples
 
         if order not in ORDERS:
             raise ConfigError(f"{order!r} is no order; valid are {', '.join(ORDERS)}", key="--order", valid=ORDERS)
+        if status and status not in (statuses := [each.value for each in AttemptStatus]):
+            raise ConfigError(
+                f"{status!r} is no status; valid are {', '.join(statuses)}", key="--status", valid=statuses
+            )
         found = iterate_samples(run, step=step, status=status, containing=containing, order=order, model=model)
         shown = 0
         for sample in islice(found, limit):

@@ -1,7 +1,7 @@
 """Commands that train on fixed data: dpo, reward-model, distill."""
 
 from antiphon.cli.arguments import ConfigPath, DryRun, Overrides, Overwrite
-from antiphon.cli.configs import limit_threads, load_config, require_models
+from antiphon.cli.configs import limit_threads, load_config, print_config, require_models
 from antiphon.cli.errors import exit_on_error
 from antiphon.cli.tables import print_derived
 
@@ -31,12 +31,11 @@ def _train_offline(
     """Run a function of `antiphon.offline.run` with a configuration of the class `kind`."""
     with exit_on_error():
         limit_threads()
-        from antiphon.core.config import dump
         from antiphon.offline import config as offline_config
 
         config = load_config(path, overrides, getattr(offline_config, kind))
         if dry_run:
-            print(dump(config), end="")
+            print_config(config, path, overrides)
             print_derived(config.derived())
             return
         require_models(config.models)

@@ -24,7 +24,7 @@ def options(
         str, typer.Option("--command", help=f"Command whose configuration is meant: {', '.join(MODELS)}.")
     ] = "train",
 ) -> None:
-    """Explain configuration keys: type, bounds, default and meaning; all keys if none is given."""
+    """Explain configuration keys: type, bounds, unit, default and meaning; all keys if none is given."""
     with exit_on_error():
         from difflib import get_close_matches
         from importlib import import_module
@@ -41,3 +41,4 @@ def options(
             hint = f"; similar are {', '.join(similar)}" if similar else ""
             raise ConfigError(f"there is no such key{hint}", key=key, suggestions=similar)
         print("\n".join(map(str, found)))
+        print(f"{len(found)} keys, without sections; keys of the items of a list are counted once")

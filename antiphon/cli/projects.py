@@ -12,6 +12,7 @@ from antiphon.cli.tables import print_table
 from antiphon.core.errors import ConfigError
 
 DEMO, STARTER = "tiny_arithmetic", "starter"
+NEEDS = "# Needs: "  # begins the line of a recipe's configuration that has the command to install what it needs
 NOT_COPIED = shutil.ignore_patterns("*.png", "__pycache__")
 
 
@@ -41,6 +42,12 @@ def list_recipes() -> dict[str, str]:
     return {name: "\n".join(lines) for name, lines in found.items()}
 
 
+def _installs(folder: Path) -> list[str]:
+    """Return the commands that install what a recipe needs beyond Antiphon's own dependencies."""
+    lines = [line for file in sorted(folder.glob("*.yaml")) for line in file.read_text(encoding="utf-8").splitlines()]
+    return list(dict.fromkeys(line.removeprefix(NEEDS) for line in lines if line.startswith(NEEDS)))
+
+
 def demo(overrides: Overrides = None) -> None:
     """Train a small model to add numbers, on a CPU in minutes; the run is written to runs/tiny_arithmetic."""
     from antiphon.cli.train import train
@@ -64,7 +71,7 @@ def init(
             config.rename(directory / "run.yaml")
         runs = sorted(file.name for file in directory.glob("*.yaml"))
         print(f"{directory}: {', '.join(sorted(file.name for file in directory.iterdir()))}")
-        print(f"next: cd {directory} && antiphon train {runs[0]}")
+        print(f"next: {' && '.join([f'cd {directory}', *_installs(directory), f'antiphon train {runs[0]}'])}")
 
 
 def recipes() -> None:

@@ -28,7 +28,7 @@ def train(
         if overwrite and resume:
             raise ConfigError("give --overwrite or --resume, not both")
         if dry_run:
-            print_run(run)
+            print_run(run, config, overrides)
             return
         require_models(run.models)
         if run.placement.auto:
@@ -67,7 +67,7 @@ def sft(config: ConfigPath, overrides: Overrides = None, dry_run: DryRun = False
         if run.sft is None:
             raise ConfigError("is missing; give at least sft.steps", key="sft", path=str(config))
         if dry_run:
-            print_run(run)
+            print_run(run, config, overrides)
             return
         require_models([run.model.path])
         from antiphon.run.commands import sft as build_and_tune
@@ -106,6 +106,7 @@ def evaluate(
             limit=settings.limit if limit is None else limit,
         )
         print_table("measure", "value", flatten(result))
+        print("accuracy: share of completions that score at least 1; pass@k: of prompts with one such among k")
 
 
 def check(

@@ -34,13 +34,21 @@ class PlacementConfig(Config):
     auto: bool = False
     """Let the planner divide the cores or GPUs of this machine between learner and engines. `placement: auto` is the same."""
     learner: str = ""
+    """Devices of the learner."""
     engine: str = ""
+    """Devices of the engines."""
     reference: str = ""
+    """Devices of the reference model."""
     critic: str = ""
+    """Devices of the critics."""
     teacher: str = ""
+    """Devices of the teachers."""
     judge: str = ""
+    """Devices of the judges' engines."""
     reward: str = ""
+    """Devices of the grading workers."""
     environment: str = ""
+    """Devices of the environments' workers."""
 
     @property
     def roles(self) -> dict[str, str]:

@@ -14,7 +14,14 @@ _DRIVER = Path("/proc/driver/nvidia")
 
 def this_machine() -> Node:
     """Return the cores and GPUs that this process may use."""
-    return Node(cores=tuple(sorted(os.sched_getaffinity(0))), gpus=_gpus())
+    return Node(cores=usable_cores(), gpus=_gpus())
+
+
+def usable_cores() -> tuple[int, ...]:
+    """Return the numbers of the cores that this process may run on: all of the machine where it cannot be bound to some."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
 
 
 def has_gpu_driver() -> bool:
@@ -41,8 +48,8 @@ def gpu_class(name: str) -> str:
 
 
 def bind_process(cores: Sequence[int], gpus: Sequence[str]) -> None:
-    """Bind this process and its future threads to cores and GPUs. If `gpus` is empty, it sees none."""
-    if cores:
+    """Bind this process and its future threads to cores, where the system can, and GPUs. If `gpus` is empty, it sees none."""
+    if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
     set_visible_gpus(gpus)
 

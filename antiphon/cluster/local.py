@@ -25,6 +25,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from antiphon.cluster.calls import GRACE, Handle, Inbox, serve
 from antiphon.core.errors import ConfigError, UnsupportedError
+from antiphon.core.objects import pack_objects, receive_objects
 from antiphon.core.processes.child import Child, describe_exit, start_python
 from antiphon.core.processes.framing import FrameConnection, read_frame, write_frame
 from antiphon.core.processes.own_process import open_log
@@ -79,7 +80,7 @@ class LocalCluster:
         if self._debug:
             child, log = _start_thread(name, theirs, factory, args), None
         else:
-            order = pickle.dumps((factory, args), protocol=pickle.HIGHEST_PROTOCOL)
+            order = pickle.dumps((pack_objects(), factory, args), protocol=pickle.HIGHEST_PROTOCOL)
             log = None if self._logs is None else self._logs / f"{name}.log"
             try:
                 with theirs:
@@ -207,7 +208,7 @@ def _can_fork() -> bool:
         return False
     try:
         os.close(os.pidfd_open(os.getpid()))
-    except OSError:  # an old kernel
+    except (AttributeError, OSError):  # an old C library or kernel
         return False
     return True
 
@@ -221,7 +222,8 @@ def main(descriptor: int, place: "DeviceBinding") -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the controller, which closes its workers
     connection = socket.socket(fileno=descriptor)
     if (order := read_frame(connection)) is not None:  # else the controller has ended
-        factory, args = pickle.loads(order)
+        objects, factory, args = pickle.loads(order)
+        receive_objects(objects)
         _run_worker(connection, factory, args, alone=True)
 
 

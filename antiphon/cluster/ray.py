@@ -27,6 +27,8 @@ from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.devices import bind_process, gpu_class, this_machine
 from antiphon.core.config import set_environment, set_visible_gpus
 from antiphon.core.errors import ConfigError, UnsupportedError, WorkerDiedError
+from antiphon.core.objects import pack_objects, receive_objects
+from antiphon.core.optional_packages import how_to_install
 from antiphon.core.processes.own_process import open_log, redirect_output
 from antiphon.core.registry import import_path
 from antiphon.core.workers import Worker
@@ -134,7 +136,7 @@ class RayCluster:
         # names an actor after its class.
         actor = self._ray.remote(num_cpus=0, concurrency_groups={PULL: 1})(type(name, (WorkerActor,), {}))
         known = actor.options(name=f"{name}-{uuid4().hex}", scheduling_strategy=where)
-        host = known.remote(sys.path, os.getcwd(), log, place, holders, pickle.dumps((factory, args)))
+        host = known.remote(sys.path, os.getcwd(), log, place, holders, pickle.dumps((pack_objects(), factory, args)))
         handle = RayHandle(name, self._ray, host, log)
         self._handles.append(handle)
         self._given[node] += 1
@@ -230,7 +232,7 @@ class WorkerActor:
             log: File that takes what the process prints.
             place: Devices of the worker.
             holders: Reservations of its GPUs, which know their names.
-            worker: Pickle of the worker's factory and arguments; read after path and folder are set.
+            worker: Pickle of attached objects, and of the worker's factory and arguments; read after path and folder are set.
         """
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the controller, which closes its workers
         os.chdir(folder)
@@ -242,7 +244,8 @@ class WorkerActor:
             bind_process(place.cores, place.gpus)
         self._inbox: Inbox = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        life = pickle.loads(worker)
+        objects, *life = pickle.loads(worker)
+        receive_objects(objects)
         if holders:  # asked in the worker's thread: an actor that fails here while it asks another one never ends
             life = f"{__name__}:{build_with_reserved_gpus.__name__}", (holders, *life)
         threading.Thread(target=self._live, args=life, name="worker", daemon=True).start()
@@ -337,7 +340,7 @@ def _connect(address: str, *, show_output: bool) -> tuple[Any, bool]:
         import ray
         import ray.util.scheduling_strategies
     except ModuleNotFoundError as error:
-        message = "'ray' is not installed: pip install -e '.[ray]'"
+        message = f"'ray' is not installed: {how_to_install('ray')}"
         raise ConfigError(message, key="cluster.kind", value="ray") from error
     local_options = {"num_cpus": 0, "num_gpus": 0, "include_dashboard": False, "_node_ip_address": LOOPBACK}
     try:

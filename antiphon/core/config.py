@@ -1,10 +1,11 @@
 """Loading of configurations: YAML and `a.b=c` overrides to a frozen model.
 
-`load` reads a file, applies overrides and validates; `dump` writes what `load` reads back equal. All mistakes are one
-`ConfigError` with a line for each: its place (file and line, or the override), the dotted key, the value, and what would be
-valid.
+`load` reads a file and the files that it names as its base (`core/config_document.py`), applies overrides and validates; `dump`
+writes what `load` reads back equal. All mistakes are one `ConfigError` with a line for each: its place (file and line, or the
+override), the dotted key, the value, and what would be valid.
 """
 
+import copy
 import json
 import os
 import sys
@@ -12,14 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from antiphon.core.config_document import ConfigDocument, dotted
-from antiphon.core.config_messages import describe_unknown_key, find_mistakes
+from antiphon.core.config_messages import describe_unknown_key, find_mistakes, iterate_sections
 from antiphon.core.errors import ConfigError, Mistake, ValidatorError
-from antiphon.core.yaml_text import dump_yaml
+from antiphon.core.yaml_text import Keys, dump_yaml
 
 M = TypeVar("M", bound="Config")
 
@@ -33,23 +34,34 @@ class Config(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants")
 
+    SHORT_FOR: ClassVar[str] = ""
+    """Key that is given by a plain text in place of the whole section; empty if none can stand there."""
 
-def load(path: str | Path | None, overrides: Sequence[str] = (), *, model: type[M]) -> M:
-    """Return the configuration in a YAML file, changed by overrides.
+
+def unit(name: str) -> Any:
+    """Return the annotation of a number's unit, such as seconds, for `Annotated[float, ...]`."""
+    return Field(json_schema_extra={"unit": name})
+
+
+def load(
+    path: str | Path | Mapping[str, Any] | None, overrides: Sequence[str] = (), *, model: type[M], bases: bool = True
+) -> M:
+    """Return the configuration in a YAML file or a mapping, changed by overrides.
 
     Args:
-        path: The file; None begins with the defaults.
+        path: The file, or a mapping of plain values; None begins with the defaults.
         overrides: Changes such as `rollout.group_size=4`.
         model: The type of the configuration.
+        bases: Read the files that it names as its base; else `base` is an unknown key.
 
     Raises:
         ConfigError: Anything is wrong with it; the error has all mistakes.
     """
-    document = _read_document(path, overrides)
+    document = read_document(path, overrides, model=model, bases=bases)
     try:
         text = json.dumps(document.data)
     except (ValueError, TypeError) as error:  # a value that holds itself, or that JSON lacks, such as a !!set
-        raise ConfigError(f"the YAML cannot be a tree of plain values: {error}", path=str(path)) from error
+        raise ConfigError(f"the YAML cannot be a tree of plain values: {error}", path=document.source) from error
     try:
         return model.model_validate_json(text, strict=True)
     except ValidationError as error:
@@ -57,14 +69,14 @@ def load(path: str | Path | None, overrides: Sequence[str] = (), *, model: type[
 
 
 @contextmanager
-def locate_mistakes(path: str | Path, overrides: Sequence[str] = ()) -> Iterator[None]:
+def locate_mistakes(path: str | Path, overrides: Sequence[str] = (), *, model: type[Config] = Config) -> Iterator[None]:
     """Add the file and the line to mistakes that are found after `load`, which name their keys only."""
     try:
         yield
     except ConfigError as error:
         if all(mistake.path or not mistake.key for mistake in error.mistakes):
             raise
-        document = _read_document(path, overrides)
+        document = read_document(path, overrides, model=model)
 
         def locate(mistake: Mistake) -> Mistake:
             keys = tuple(int(part) if part.isdigit() else part for part in mistake.key.split("."))
@@ -73,10 +85,28 @@ def locate_mistakes(path: str | Path, overrides: Sequence[str] = ()) -> Iterator
         raise ConfigError.from_mistakes(map(locate, error.mistakes)) from error
 
 
-def _read_document(path: str | Path | None, overrides: Sequence[str]) -> ConfigDocument:
-    document = ConfigDocument("the defaults", {}, {}) if path is None else ConfigDocument.read(Path(path))
+def read_document(
+    path: str | Path | Mapping[str, Any] | None,
+    overrides: Sequence[str] = (),
+    *,
+    model: type[Config] = Config,
+    bases: bool = True,
+) -> ConfigDocument:
+    """Return the values of a file, its bases and overrides, with the place of each; arguments are those of `load`."""
+    shorthands: dict[Keys, str] = {
+        keys: section.SHORT_FOR
+        for keys, section in iterate_sections(model)
+        if issubclass(section, Config) and section.SHORT_FOR
+    }
+    if isinstance(path, str | Path):
+        document = ConfigDocument.read_merged(Path(path), shorthands) if bases else ConfigDocument.read(Path(path))
+    else:
+        source = "the defaults" if path is None else "the given configuration"
+        document = ConfigDocument(source, copy.deepcopy(dict(path or {})), {})
+    document.shorthands = shorthands
     for override in overrides:
         document.override(override)
+    document.expand_shorthands()
     return document
 
 
@@ -104,6 +134,12 @@ def dump(config: Config) -> str:
 def read_yaml(path: Path) -> Any:
     """Return the mapping in a YAML file as plain values; `ConfigError` if there is none, or it is too large."""
     return ConfigDocument.read(path).data
+
+
+def add_import_folders(path: str | Path) -> None:
+    """Put the folders of a configuration file and of its bases on the import path, that of the file first."""
+    for file in reversed(ConfigDocument.read_merged(Path(path)).files):
+        add_import_folder(file)
 
 
 def add_import_folder(path: str | Path) -> None:

@@ -1,20 +1,41 @@
-"""A configuration file with its overrides, and the place that each value was given at."""
+"""A configuration file with its bases and overrides, and the place that each value was given at.
+
+A file may name others that it changes: `base: common.yaml`, or a list of several. Mappings are merged key by key; any other
+value, a list too, replaces that of the base. Of several bases the later one holds.
+"""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from antiphon.core.errors import ConfigError
 from antiphon.core.yaml_text import Keys, iterate_lines, parse_yaml
 
+BASE = "base"
+"""Key at the top of a file that names the files which it changes, relative to its own folder."""
+
+
+_MISSING = object()
+
 
 class ConfigDocument:
-    """A parsed file with its overrides, and the place that each value was given at."""
+    """A parsed file with its bases and overrides, and the place that each value was given at.
+
+    Attributes:
+        source: Name of the file, for errors.
+        data: The values.
+        origins: Place of each value: file and line, or the override.
+        files: The file and its bases.
+        shorthands: Sections that a plain text may stand for, each with the key that the text gives.
+    """
 
     def __init__(self, source: str, data: dict[str, Any], origins: dict[Keys, str]) -> None:
         self.source = source
         self.data = data
         self.origins = origins
+        self.files: tuple[Path, ...] = ()
+        self.shorthands: Mapping[Keys, str] = {}
 
     @classmethod
     def read(cls, path: Path) -> "ConfigDocument":
@@ -31,6 +52,77 @@ class ConfigDocument:
             )
         return cls(str(path), data, {keys: f"{path}:{line}" for keys, line in iterate_lines(node, (), ())})
 
+    @classmethod
+    def read_merged(
+        cls, path: Path, shorthands: Mapping[Keys, str] | None = None, above: tuple[Path, ...] = ()
+    ) -> "ConfigDocument":
+        """Read a YAML file over the files that it names as its base.
+
+        Args:
+            path: The file.
+            shorthands: Sections that a plain text may stand for.
+            above: Files that have this one as their base, which cannot be bases of it.
+        """
+        own = cls.read(path)
+        own.shorthands = shorthands or {}
+        named, place = own.data.pop(BASE, None), own.origin((BASE,))
+        names = [] if named is None else named if isinstance(named, list) else [named]
+        if not all(isinstance(name, str) and name for name in names):
+            message = f"is {shorten(named)}; give the name of a YAML file, or a list of names"
+            raise ConfigError(message, key=BASE, value=named, path=place)
+        above = (*above, path)
+        merged = cls(own.source, {}, {})
+        merged.shorthands = own.shorthands
+        for name in names:
+            file = path.parent / name
+            if file.resolve() in [each.resolve() for each in above]:
+                circle = " → ".join(map(str, (*above, file)))
+                raise ConfigError(f"a file cannot be its own base: {circle}", key=BASE, value=name, path=place)
+            if not file.is_file():
+                raise ConfigError(f"there is no file {file}", key=BASE, value=name, path=place)
+            merged._merge(cls.read_merged(file, shorthands, above))
+        merged._merge(own)
+        merged.files = (path, *(each for each in merged.files if each != path))
+        return merged
+
+    def _merge(self, other: "ConfigDocument") -> None:
+        """Change this document by the values of another one."""
+        self.files = (*self.files, *(file for file in other.files if file not in self.files))
+        self._merge_mapping(self.data, other.data, (), other.origins)
+
+    def _merge_mapping(
+        self, into: dict[str, Any], values: dict[str, Any], keys: Keys, origins: Mapping[Keys, str]
+    ) -> None:
+        for key, value in values.items():
+            place = (*keys, key)
+            if isinstance(value, dict):
+                self._expand(into, key, place)
+            before = into.get(key)
+            if isinstance(value, dict) and isinstance(before, dict):
+                self._merge_mapping(before, value, place, origins)
+                continue
+            into[key] = value
+            size = len(place)
+            self._forget(place)
+            self.origins |= {each: origin for each, origin in origins.items() if each[:size] == place}
+
+    def _expand(self, holder: Any, key: str | int, keys: Keys) -> None:
+        """Write the section at `keys` out, if a plain text stands for it."""
+        short = self.shorthands.get(keys)
+        if short is not None and isinstance(holder, dict) and isinstance(holder.get(key), str):
+            holder[str(key)] = {short: holder[str(key)]}
+            self.origins[(*keys, short)] = self.origin(keys)
+
+    def expand_shorthands(self) -> None:
+        """Write every section out that a plain text stands for."""
+        for keys in self.shorthands:
+            if self.has(keys):
+                holder = self.get(keys[:-1])
+                self._expand(holder, keys[-1], keys)
+
+    def _forget(self, keys: Keys) -> None:
+        self.origins = {place: origin for place, origin in self.origins.items() if place[: len(keys)] != keys}
+
     def override(self, override: str) -> None:
         """Apply an override such as `a.b=c`; the value is YAML, and an empty one is null."""
         dotted, equals, text = override.partition("=")
@@ -46,11 +138,12 @@ class ConfigDocument:
             if isinstance(at, dict) and at.get(key) is None:
                 at[key] = {}
                 self.origins[keys] = f"override {override!r}"
+            self._expand(at, key, keys)
             at = at[key]
         last = _key(at, keys, parts[-1], override)
         at[last] = value
         keys = (*keys, last)
-        self.origins = {place: origin for place, origin in self.origins.items() if place[: len(keys)] != keys}
+        self._forget(keys)
         self.origins[keys] = f"override {override!r}"
 
     def origin(self, keys: Keys) -> str:
@@ -59,6 +152,28 @@ class ConfigDocument:
             if keys[:length] in self.origins:
                 return self.origins[keys[:length]]
         return self.source
+
+    def source_of(self, keys: Keys) -> str:
+        """Return what gave the value at `keys`: the place in a file, `base` and its place, or the command line.
+
+        Returns an empty string if nothing did, and the value is a default.
+        """
+        at: Any = self.data
+        for key in keys:
+            if isinstance(at, dict):
+                at = at.get(key, _MISSING)
+            elif isinstance(at, list):
+                at = at[key] if isinstance(key, int) and key < len(at) else _MISSING
+            elif at is None:
+                return ""
+            else:  # a plain value that stands for a section
+                break
+            if at is _MISSING:
+                return ""
+        origin = self.origin(keys)
+        if origin.startswith("override "):
+            return "command line"
+        return origin if origin.startswith(f"{self.source}:") else f"base {origin}"
 
     def has(self, keys: Keys) -> bool:
         """Return True if there is a value at `keys`."""

@@ -99,6 +99,15 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     return next((found for part in typing.get_args(annotation) if (found := _model_in(part))), None)
 
 
+def iterate_sections(model: type[BaseModel], keys: Keys = ()) -> Iterator[tuple[Keys, type[BaseModel]]]:
+    """Yield the path and the model of every section of a model that is not an item of a list."""
+    for name, field in model.model_fields.items():
+        inner = _model_in(field.annotation)
+        if inner and typing.get_origin(field.annotation) is not tuple:
+            yield (*keys, name), inner
+            yield from iterate_sections(inner, (*keys, name))
+
+
 def _paths(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
     """Yield the dotted path and the name of every key of a model."""
     for name, field in model.model_fields.items():

@@ -85,6 +85,8 @@ class ValidatorError(ValueError):
 class ConfigError(AntiphonError):
     """The configuration is wrong. The message names file, key, value and what would be valid.
 
+    Cure: change the value that the message names; `antiphon options KEY` explains a key.
+
     `key`, `value`, `valid`, `path` and `suggestions` are those of the first mistake (see `Mistake`); `mistakes` has all.
     """
 
@@ -119,6 +121,8 @@ class ConfigError(AntiphonError):
 class DataError(AntiphonError):
     """A dataset, model or file is missing or malformed.
 
+    Cure: mend or fetch the file that the message names; for a data set it names row and column too.
+
     Attributes:
         path: The file or directory, with the line where it is known.
         row: Number of the row of a dataset, from 1.
@@ -133,11 +137,17 @@ class DataError(AntiphonError):
 
 
 class WorkerDiedError(AntiphonError):
-    """A worker process or thread ended before it was told to."""
+    """A worker process or thread ended before it was told to.
+
+    Cure: read the traceback or signal in the message and the log in `runs/<name>/logs/`; SIGKILL is mostly a lack of memory.
+    Then resume with `--resume`.
+    """
 
 
 class StallError(AntiphonError):
     """A wait outlasted its deadline, which the configuration has under `key`, if anywhere.
+
+    Cure: see in the message who waits for whom. If that is only slow, raise the deadline that it names and resume.
 
     Attributes:
         key: Dotted key of the deadline.
@@ -151,23 +161,38 @@ class StallError(AntiphonError):
 
 
 class NonFiniteError(AntiphonError):
-    """A gradient is not finite."""
+    """A gradient is not finite.
+
+    Cure: lower the learning rate or clip gradients, or train in float32; check a loss of your own with `check_loss`.
+    """
 
 
 class FreshnessError(AntiphonError):
-    """A group older than the asynchronous ratio allows reached the learner."""
+    """A group older than the asynchronous ratio allows reached the learner.
+
+    Cure: none: this is a bug of Antiphon. Report it with the output of `antiphon audit RUN`.
+    """
 
 
 class RolloutError(AntiphonError):
-    """Rollouts fail, or are filtered out, one after another, so that training cannot go on."""
+    """Rollouts fail, or are filtered out, one after another, so that training cannot go on.
+
+    Cure: mend what the last failure in the message names: environment, grader or filter. `antiphon check` tries a reward.
+    """
 
 
 class StateError(AntiphonError):
-    """An event arrived in a state that does not allow it."""
+    """An event arrived in a state that does not allow it.
+
+    Cure: none: this is a bug of Antiphon. Report it with the output of `antiphon audit RUN`.
+    """
 
 
 class RecordError(AntiphonError):
-    """The ledger or a checkpoint cannot be written, or what is there cannot be gone on from; `path` names the file."""
+    """The ledger or a checkpoint cannot be written, or what is there cannot be gone on from; `path` names the file.
+
+    Cure: free the disk or mend its rights, then resume; `antiphon audit RUN` says what is intact.
+    """
 
     def __init__(self, message: str, *, path: str | PathLike[str] = "") -> None:
         super().__init__(message)
@@ -176,6 +201,8 @@ class RecordError(AntiphonError):
 
 class WeightsError(AntiphonError):
     """Received weights are not those that were sent, or not the model's.
+
+    Cure: load the model that the run trains; if digests differ, check memory and network, and resume from the last checkpoint.
 
     Attributes:
         tensor: Name of the first tensor that is wrong, if one is.
@@ -188,11 +215,17 @@ class WeightsError(AntiphonError):
 
 
 class SandboxError(AntiphonError):
-    """A sandbox could not be made, was lost, or could not do what it was asked. Says nothing about what ran in it."""
+    """A sandbox could not be made, was lost, or could not do what it was asked. Says nothing about what ran in it.
+
+    Cure: `antiphon doctor` says which levels this machine has, and what a missing one needs.
+    """
 
 
 class UnsupportedError(AntiphonError):
-    """The model, engine or platform cannot do what was asked, by the configuration under `key` if by a single value."""
+    """The model, engine or platform cannot do what was asked, by the configuration under `key` if by a single value.
+
+    Cure: choose another value, engine or model; the message names what can.
+    """
 
     def __init__(self, message: str, *, key: str = "", value: Any = None) -> None:
         super().__init__(message)
@@ -200,7 +233,10 @@ class UnsupportedError(AntiphonError):
 
 
 class RequestError(AntiphonError):
-    """A request to an engine is invalid. Only the request fails: a client gets status 400, an attempt of a run has failed."""
+    """A request to an engine is invalid. Only the request fails: a client gets status 400, an attempt of a run has failed.
+
+    Cure: shorten the prompt or change the sampling parameters that the message names.
+    """
 
 
 REFUSALS = (RequestError, UnsupportedError)

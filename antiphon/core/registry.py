@@ -13,6 +13,8 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from antiphon.core.errors import ConfigError
+from antiphon.core.objects import is_attached_name, resolve_attached
+from antiphon.core.optional_packages import how_to_install, list_extras, normalize_name
 
 
 class Registry:
@@ -58,19 +60,26 @@ class Registry:
 
 
 def import_path(path: str, kind: str = "object", key: str = "") -> Any:
-    """Import `package.module:attribute`, which the configuration has under `key`.
+    """Import `package.module:attribute`, which the configuration has under `key`, or return the attached object of this name.
 
-    Errors inside the module propagate.
+    Errors inside the module propagate, except that a package of an extra is missing.
 
     Raises:
-        ConfigError: There is no such module or attribute.
+        ConfigError: There is no such module, attribute or object, or the module imports an extra's package that is not
+            installed.
     """
+    if is_attached_name(path):
+        return resolve_attached(path, key)
     module_name, _, attribute = path.partition(":")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
             message = f"{kind} {path!r}: there is no module {module_name!r} on the import path"
+            raise ConfigError(message, key=key, value=path) from error
+        package = normalize_name((error.name or "").partition(".")[0])
+        if package in list_extras():
+            message = f"{kind} {path!r} imports {package}, which is not installed: {how_to_install(package)}"
             raise ConfigError(message, key=key, value=path) from error
         raise
     if not hasattr(module, attribute):

@@ -4,7 +4,7 @@ It is version 1.2's in two places where PyYAML's 1.1 surprises: `1e-6` is a numb
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import yaml
@@ -108,3 +108,42 @@ def iterate_lines(node: yaml.Node | None, keys: Keys, above: tuple[yaml.Node, ..
         for index, value in enumerate(node.value):
             yield (*keys, index), value.start_mark.line + 1
             yield from iterate_lines(value, (*keys, index), (*above, node))
+
+
+def annotate_yaml(text: str, describe: Callable[[Keys], str]) -> str:
+    """Return a text that `dump_yaml` made with a comment for each value, which leaves its values as they are.
+
+    Args:
+        text: The YAML text.
+        describe: Returns the comment of the value at a path.
+    """
+    lines = text.splitlines()
+    _, node = parse_yaml(text, "the text")
+    found = list(_iterate_values(node, (), 0))
+    width = max((len(lines[first]) for _, first, last in found if first == last), default=0)
+    for keys, first, last in reversed(found):
+        comment = f"# {describe(keys)}"
+        if first == last:
+            lines[first] = f"{lines[first]:<{min(width, 60)}}  {comment}"
+        else:  # a text of several lines has no room behind it
+            indent = len(lines[first]) - len(lines[first].lstrip())
+            lines.insert(first, " " * indent + comment)
+    return "\n".join([*lines, ""])
+
+
+def _iterate_values(node: yaml.Node | None, keys: Keys, line: int) -> Iterator[tuple[Keys, int, int]]:
+    """Yield the path of each value that is no section, with the lines of its beginning and its end, counted from 0.
+
+    Args:
+        node: The syntax tree.
+        keys: Path to it.
+        line: Line of its key.
+    """
+    if isinstance(node, yaml.MappingNode) and node.value:
+        for key, value in node.value:
+            yield from _iterate_values(value, (*keys, key.value), key.start_mark.line)
+    elif isinstance(node, yaml.SequenceNode) and node.value:
+        for index, value in enumerate(node.value):
+            yield from _iterate_values(value, (*keys, index), value.start_mark.line)
+    elif node is not None:
+        yield keys, line, node.end_mark.line

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # the controller imports no torch
     import torch
 
 Receive: TypeAlias = "Callable[[WeightsUpdate], Iterable[tuple[str, torch.Tensor]]]"
-"""Yields the tensors of an update by name. They are views that are valid until the next one."""
+"""Yields the tensors of an update by name. They are views that are valid until `load`, or the `step` that loads, returns."""
 
 ENGINES = Registry(
     "engine",
@@ -39,7 +39,7 @@ class EngineCore(Protocol):
     """
 
     version: int  # of the weights in use
-    loads: int  # updates that came into use so far, whatever their versions
+    loads: int  # rises whenever an update has come into use, whatever its version
     capacity: int  # requests decoded at once
     max_length: int  # most tokens of a request, prompt included
     vocabulary: int  # tokens that its model knows
@@ -69,8 +69,8 @@ class EngineCore(Protocol):
     def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
         """Load new weights between two steps; count them in `loads` once they are in use.
 
-        With `DRAIN` they are loaded in the step in which the last running request ends, and no other is started meanwhile. An
-        update that comes before replaces them.
+        With `DRAIN` they are loaded in the step in which the last running request ends, and no other is started meanwhile. If
+        another update arrives before that, only the newest is loaded.
 
         Raises:
             WeightsError: They are not weights of this model. The pool kills the engine and replaces it, so that it does not

@@ -1,11 +1,11 @@
 """Configuration of generating tokens. Importing it imports no torch."""
 
 import math
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from antiphon.core.config import Config, parse
+from antiphon.core.config import Config, parse, unit
 from antiphon.core.errors import ValidatorError
 
 SERVER_KINDS = frozenset({"server"})  # kinds of engines that run in a server started by others
@@ -42,18 +42,19 @@ class EngineKind(Config):
     python: str = ""
     """The interpreter that runs the engines, such as envs/vllm/bin/python: for an engine whose packages cannot be ours. Empty
     is the one that runs everything else."""
-    replicas: int = Field(1, gt=0)
+    replicas: Annotated[int, unit("engines")] = Field(1, gt=0)
     """Engines of this kind."""
-    slots: int = Field(64, gt=0)
+    slots: Annotated[int, unit("sequences")] = Field(64, gt=0)
     """Sequences that one engine decodes at once."""
-    max_length: int = Field(0, ge=0)
+    max_length: Annotated[int, unit("tokens")] = Field(0, ge=0)
     """Longest prompt and completion together; 0 takes the model's own limit."""
-    prefill_tokens: int = Field(512, gt=0)
+    prefill_tokens: Annotated[int, unit("tokens")] = Field(512, gt=0)
     """Most prompt tokens that one engine step reads, so that prefill never stalls decoding for long."""
     dtype: str = "float32"
+    """Type of the engine's weights and computation, such as float32 or bfloat16."""
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`, or `auto`."""
-    threads: int = Field(1, gt=0)
+    threads: Annotated[int, unit("threads")] = Field(1, gt=0)
     """CPU threads of one engine process."""
     routed_experts: bool = False
     """Record which experts computed each token, and have the learner take the same (routing replay): for models with a
@@ -100,7 +101,7 @@ class EngineConfig(EngineKind):
 
     also: tuple[EngineKind, ...] = ()
     """More engines in the same pool, of other kinds or with other settings, after these."""
-    minimum: int = Field(0, ge=0)
+    minimum: Annotated[int, unit("engines")] = Field(0, ge=0)
     """A run begins with so many of the pool; the others join when their devices, or servers, are there, and may leave and come
     back. 0 is all."""
 

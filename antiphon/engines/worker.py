@@ -8,7 +8,7 @@ import time
 import traceback
 from typing import NamedTuple
 
-from antiphon.core.errors import AntiphonError, RequestError, WeightsError, WorkerDiedError
+from antiphon.core.errors import REFUSALS, RequestError, WeightsError, WorkerDiedError
 from antiphon.core.types import GenerateRequest, OnUpdate, WeightsUpdate
 from antiphon.core.workers import Worker
 from antiphon.engines.base import ENGINES, OpenEngine
@@ -55,7 +55,7 @@ class EngineWorker(Worker):
         """Queue a request. One that the core refuses fails alone: its only delta says why."""
         try:
             self.core.add(request)
-        except AntiphonError as error:
+        except REFUSALS as error:
             self.emit([Delta.empty(request.id, error=error)])
         except Exception as error:  # noqa: BLE001 - named boundary: an invalid request is no end of the engine
             traceback.print_exc()

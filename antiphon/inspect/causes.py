@@ -104,7 +104,9 @@ def _explain_gradient(
         trained = {each.score for each in siblings if each.status == AttemptStatus.TRAINED}
         equal = ", since all siblings scored the same" if len(siblings) > 1 and len(trained) == 1 else ""
         return f"none of its score: its advantage is 0 at every token{equal}. KL and entropy terms do not depend on it"
-    return f"of {credit.signal} of its tokens, whose weight and advantage are not 0"
+    return (
+        f"possible at {credit.signal} of its tokens, whose weight and advantage are not 0; the loss may clip it there"
+    )
 
 
 def _note_losses(metrics: Mapping[str, Any]) -> Iterator[str]:

@@ -7,27 +7,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from antiphon import __version__
+from antiphon.core.optional_packages import how_to_install, list_extras
 
-# Distribution name -> the extra of ours that installs it.
-OPTIONAL = {
-    "ray": "ray",
-    "vllm": "vllm",
-    "deepspeed": "deepspeed",
-    "megatron-core": "megatron",
-    "peft": "peft",
-    "gymnasium": "envs",
-    "bm25s": "envs",
-    "rapidfuzz": "envs",
-    "mcp": "envs",
-    "tensorboard": "tensorboard",
-}
+# vLLM's dependencies are not ours, so it is in no extra.
+VLLM = "not installed here: it belongs in an environment of its own, which engine.python names"
 
 
 def describe_software() -> dict[str, str]:
     """Return the versions of Python, of Antiphon and of the packages it needs."""
     rows = {"python": platform.python_version(), "antiphon": __version__}
     for name in ("torch", "transformers", "datasets", "numpy"):
-        rows[name] = _find_version(name) or "missing: pip install -e ."
+        rows[name] = _find_version(name) or f"missing: pip install {name}"
     return rows
 
 
@@ -46,9 +36,8 @@ def describe_hardware() -> dict[str, str]:
 
 def describe_optional() -> dict[str, str]:
     """Return the versions of optional packages, or how to install them."""
-    return {
-        name: _find_version(name) or f"not installed: pip install -e '.[{extra}]'" for name, extra in OPTIONAL.items()
-    }
+    found = {name: _find_version(name) or f"not installed: {how_to_install(name)}" for name in list_extras()}
+    return {**found, "vllm": _find_version("vllm") or VLLM}
 
 
 def _find_version(distribution: str) -> str | None:

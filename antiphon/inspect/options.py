@@ -16,17 +16,22 @@ class Option:
     """One key of a configuration."""
 
     key: str  # dotted; `[]` marks the items of a list
-    type: str
+    type: str  # with its bounds
+    unit: str  # of a number
     default: str  # as YAML has it; empty if the key is required
     meaning: str
 
     def __str__(self) -> str:
         default = f"default {self.default}" if self.default else "required"
-        return f"{self.key}\n    {self.type}, {default}\n    {self.meaning or '(no description)'}"
+        unit = f" ({self.unit})" if self.unit else ""
+        return f"{self.key}\n    {self.type}{unit}, {default}\n    {self.meaning}"
 
 
 def list_options(model: type[Config]) -> list[Option]:
-    """Return the keys of a configuration model that are no sections, in the order of the models."""
+    """Return the keys of a configuration model, in the order of the models.
+
+    Sections are not counted; a list of sections is, and so is each key of its items, once.
+    """
     schema = model.model_json_schema()
     return list(_walk(schema, schema.get("$defs", {}), ""))
 
@@ -41,12 +46,23 @@ def find_options(model: type[Config], key: str) -> list[Option]:
     ]
 
 
-def _walk(schema: Schema, definitions: Schema, path: str) -> Iterator[Option]:
+def _walk(schema: Schema, definitions: Schema, path: str, given: Any = None) -> Iterator[Option]:
+    """Yield the options below a schema.
+
+    Args:
+        schema: Schema of the value at `path`.
+        definitions: Schemas that it refers to.
+        path: Dotted key.
+        given: Its default in the default of the section around it, which holds.
+    """
+    if given is not None:
+        schema = {**schema, "default": given}
     branches = list(_branches(schema, definitions))
     sections = [branch for branch in branches if "properties" in branch]
     for section in sections:
         for name, field in section["properties"].items():
-            yield from _walk(field, definitions, f"{path}.{name}".lstrip("."))
+            inner = (schema.get("default") or {}).get(name)
+            yield from _walk(field, definitions, f"{path}.{name}".lstrip("."), inner)
     items = [part for branch in branches for part in _branches(branch.get("items", {}), definitions)]
     lists = [part for part in items if "properties" in part]
     for part in lists:
@@ -55,7 +71,9 @@ def _walk(schema: Schema, definitions: Schema, path: str) -> Iterator[Option]:
     if not sections:
         default = json.dumps(schema["default"], ensure_ascii=False) if "default" in schema else ""
         meaning = " ".join(schema.get("description", "").split())
-        yield Option(path, " or ".join(map(_describe_type, branches)), default, meaning)
+        types = " or ".join(map(_describe_type, branches))
+        unit = next((each["unit"] for each in (schema, *branches) if "unit" in each), "")
+        yield Option(path, types, unit, default, meaning)
 
 
 def _branches(schema: Schema, definitions: Schema) -> Iterator[Schema]:

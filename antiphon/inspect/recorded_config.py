@@ -55,7 +55,7 @@ def load_recorded(run: Path, overrides: Sequence[str] = ()) -> RunConfig:
     path = safe_files.resolve_file(run, "config.yaml")
     try:
         with safe_files.convert_read_errors(path):
-            return load(path, overrides, model=RunConfig)
+            return load(path, overrides, model=RunConfig, bases=False)
     except ConfigError as error:
         first, *others = str(error).splitlines()
         more = f" (and {len(others)} more errors)" if others else ""

@@ -61,7 +61,7 @@ def why(run: Path, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _list_attempts(reader: RunReader, numbers: list[int], lineage: int | None) -> Iterator[tuple[str, str]]:
-    """Yield the attempts of a group, or of one of its siblings, with status and failure."""
+    """Yield the attempts of a group, or of one of its siblings, with status, failure and cause."""
     group, *sibling = numbers
     found = list(reader.list_attempts(group, sibling[0] if sibling else None, lineage))
     if not found:
@@ -71,7 +71,9 @@ def _list_attempts(reader: RunReader, numbers: list[int], lineage: int | None) -
     for row in found:
         score = "" if row.score is None else f", score {row.score:g}"
         failure = f", {row.failure}" if row.failure else ""
-        yield row.name, f"{_describe_status(reader, row)}{score}{failure}"
+        with safe_files.convert_read_errors(reader.directory):
+            causes = "".join(f"; {text}" for label, text in explain_status(reader, row) if label != "update")
+        yield row.name, f"{_describe_status(reader, row)}{score}{failure}{causes}"
 
 
 def _describe_attempt(reader: RunReader, row: AttemptRow) -> Iterator[tuple[str, str]]:

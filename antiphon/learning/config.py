@@ -1,11 +1,11 @@
 """Configuration of training: learner, critics, teachers, checkpoints, supervised fine-tuning. Importing it imports no torch."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from antiphon.core.config import Config, parse
+from antiphon.core.config import Config, parse, unit
 from antiphon.learning.backend_options import (
     DeepSpeedOptions,
     MegatronOptions,
@@ -18,23 +18,30 @@ from antiphon.tasks.config import PromptsConfig
 class OptimizerConfig(Config):
     """AdamW and its schedule."""
 
-    learning_rate: float = Field(1e-6, gt=0.0)
+    learning_rate: Annotated[float, unit("per optimizer step")] = Field(1e-6, gt=0.0)
+    """Peak learning rate of AdamW."""
     betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = Field(1e-8, gt=0.0)
-    weight_decay: float = Field(0.0, ge=0.0)
+    """Decay rates of AdamW's means of gradients and of squared gradients."""
+    eps: Annotated[float, unit("gradient")] = Field(1e-8, gt=0.0)
+    """Added to the denominator of AdamW."""
+    weight_decay: Annotated[float, unit("factor")] = Field(0.0, ge=0.0)
+    """Decoupled weight decay of AdamW; the rate of decay is this times the learning rate."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: int = Field(0, ge=0)
+    """Learning rate after warm-up: `constant`, or falling linearly or along a cosine to `final_ratio` of the peak."""
+    warmup_steps: Annotated[int, unit("optimizer steps")] = Field(0, ge=0)
     """Optimizer steps of linear warm-up."""
-    final_ratio: float = Field(0.0, ge=0.0, le=1.0)
+    final_ratio: Annotated[float, unit("share")] = Field(0.0, ge=0.0, le=1.0)
     """Learning rate at the end of the schedule, relative to the peak."""
-    max_grad_norm: float = Field(1.0, gt=0.0)
+    max_grad_norm: Annotated[float, unit("gradient norm")] = Field(1.0, gt=0.0)
+    """Gradients of a larger norm are scaled down to this norm."""
 
 
 class LoraConfig(Config):
     """Low-rank adapters. Only they are trained and sent to the engines; the model without them is the reference."""
 
-    rank: int = Field(16, gt=0)
-    alpha: float = Field(32.0, gt=0.0)
+    rank: Annotated[int, unit("dimensions")] = Field(16, gt=0)
+    """Rank of the adapters."""
+    alpha: Annotated[float, unit("factor")] = Field(32.0, gt=0.0)
     """Adapters are scaled by alpha / rank."""
     targets: tuple[str, ...] = ()
     """Names of the linear layers that get an adapter, such as q_proj; empty means all."""
@@ -75,28 +82,29 @@ class LearnerConfig(Config):
     """Precision of the layers' computation (autocast). Weights, gradients and optimizer state are always in float32."""
     device: str = "auto"
     """`auto`, or a device of torch such as cpu or cuda:0."""
-    threads: int = Field(1, gt=0)
+    threads: Annotated[int, unit("threads")] = Field(1, gt=0)
     """CPU threads of the learner process."""
-    tokens_per_pack: int = Field(4096, gt=0)
+    tokens_per_pack: Annotated[int, unit("tokens")] = Field(4096, gt=0)
     """Token budget of one micro-batch. It affects memory and speed, not the gradient. If it is not set, a run on CPUs uses
     1,024, or fewer where activations would take more than an eighth of the machine's memory."""
     share_prefixes: bool = True
     """Compute a common prefix, such as a prompt or an agent's history, once for all samples of a pack that begin with it.
     It affects speed and memory, not the gradient."""
-    logits_chunk: int = Field(1024, gt=0)
+    logits_chunk: Annotated[int, unit("tokens")] = Field(1024, gt=0)
     """Number of tokens whose logits are in memory at once. If it is not set, a run on CPUs uses 512, or fewer where they would
     take more than a 64th of the machine's memory."""
     gradient_checkpointing: bool = False
     """Recompute the layers in the backward pass, to save memory."""
     mesh: MeshConfig = MeshConfig()
+    """Ranks of the learner."""
     cpu_offload: bool = False
     """Keep parameters and optimizer state in host memory between their uses. Needs a mesh that shards; ignored by models
     whose mesh (`meshes`) does not."""
     lora: LoraConfig | None = None
     """Train adapters instead of the weights."""
-    minibatches: int = Field(1, gt=0)
+    minibatches: Annotated[int, unit("optimizer steps")] = Field(1, gt=0)
     """Number of optimizer steps in one pass over the groups of a training step."""
-    epochs: int = Field(1, gt=0)
+    epochs: Annotated[int, unit("passes")] = Field(1, gt=0)
     """Passes over the groups of a training step."""
     stages: tuple[str, ...] = (
         "annotate",
@@ -109,10 +117,11 @@ class LearnerConfig(Config):
     stage_options: dict[str, dict[str, Any]] = {}
     """Keyword-only arguments of stages of your own, by their names in `stages`."""
     optimizer: OptimizerConfig = OptimizerConfig()
+    """The optimizer and its schedule."""
     on_nonfinite: Literal["skip", "fail"] = "skip"
     """Reaction to an update whose gradient is not finite. The update is never applied. `skip` continues without it, and
     ends the run after 10 such updates in a row; `fail` ends the run."""
-    timeout: float = Field(14400.0, gt=0.0)
+    timeout: Annotated[float, unit("seconds")] = Field(14400.0, gt=0.0)
     """Time limit in seconds of a stage of a training step (with `rollout.workers`, of all stages together) and of a step of
     supervised fine-tuning; when it passes, the run ends."""
 
@@ -176,16 +185,17 @@ class CriticConfig(Config):
 
     path: str = ""
     """Initial model of the critics: a directory or Hugging Face id; empty means the policy's initial model."""
-    count: int = Field(1, gt=0)
+    count: Annotated[int, unit("models")] = Field(1, gt=0)
     """Number of critics."""
     disjoint: bool = False
     """Train each critic on a share of every group's trajectories that no other critic is trained on."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5)
-    warmup_steps: int = Field(0, ge=0)
+    """The critics' optimizer and its schedule."""
+    warmup_steps: Annotated[int, unit("training steps")] = Field(0, ge=0)
     """Training steps at the beginning in which only the critics are trained."""
-    value_clip: float = Field(0.0, ge=0.0)
+    value_clip: Annotated[float, unit("value")] = Field(0.0, ge=0.0)
     """Clip the change of a value since before the step in the value loss, as PPO does; 0 does not clip."""
-    gae_lambda: float = Field(1.0, ge=0.0, le=1.0)
+    gae_lambda: Annotated[float, unit("factor")] = Field(1.0, ge=0.0, le=1.0)
     """Lambda of the regression targets: 1 uses the return; less uses the critics' values of later tokens too."""
 
 
@@ -201,34 +211,35 @@ class TeacherConfig(Config):
 class CheckpointConfig(Config):
     """Checkpoints, from which a run can be resumed."""
 
-    every: int = Field(10, ge=0)
+    every: Annotated[int, unit("training steps")] = Field(10, ge=0)
     """Steps between checkpoints; the first is written before any step, the last after all steps. With 0 only the last is
     written, and a run that is killed before cannot be resumed."""
-    keep_last: int = Field(2, gt=0)
+    keep_last: Annotated[int, unit("checkpoints")] = Field(2, gt=0)
     """Number of the newest checkpoints to keep; one more exists while it is written. A checkpoint takes 12 bytes per
     trained weight, the state of AdamW included."""
-    keep_every: int = Field(0, ge=0)
+    keep_every: Annotated[int, unit("training steps")] = Field(0, ge=0)
     """Also keep checkpoints whose step is a multiple of this; 0 keeps no others."""
-    timeout: float = Field(3600.0, gt=0.0)
+    timeout: Annotated[float, unit("seconds")] = Field(3600.0, gt=0.0)
     """Time limit in seconds, each, of the learner's part of a checkpoint, of writing the rest, and of reading one; when it
     passes, the run ends."""
-    restarts: int = Field(1, ge=0)
+    restarts: Annotated[int, unit("resumes")] = Field(1, ge=0)
     """How often in a row a run that lost its learner is resumed without a new checkpoint in between."""
 
 
 class SftConfig(Config):
     """Supervised fine-tuning: the command `sft`, or a warm start before `train`."""
 
-    steps: int = Field(gt=0)
+    steps: Annotated[int, unit("optimizer steps")] = Field(gt=0)
     """Maximum number of optimizer steps."""
-    batch_size: int = Field(32, gt=0)
+    batch_size: Annotated[int, unit("examples")] = Field(32, gt=0)
     """Examples per optimizer step."""
     response: str = "response"
     """Key of the target text in a prompt's payload."""
     prompts: PromptsConfig | None = None
     """Source of the examples, if it is not the prompts of the tasks; tasks with environments need one."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5)
-    stop_accuracy: float = Field(0.0, ge=0.0, le=1.0)
+    """The optimizer and its schedule."""
+    stop_accuracy: Annotated[float, unit("share")] = Field(0.0, ge=0.0, le=1.0)
     """Stop when the validation accuracy, sampled at temperature 1, reaches this; 0 runs all steps."""
-    evaluate_every: int = Field(10, gt=0)
+    evaluate_every: Annotated[int, unit("optimizer steps")] = Field(10, gt=0)
     """Optimizer steps between validations, if `stop_accuracy` is set."""

@@ -1,11 +1,11 @@
 """Meshes: how a learner's model is divided among ranks. Importing it imports no torch."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from antiphon.core.config import Config
+from antiphon.core.config import Config, unit
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # names of how many a layer has
 
@@ -13,19 +13,19 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 class MeshConfig(Config):
     """The ranks of a learner, each a process with a device of its own: replicate x shard x context x tensor x pipeline."""
 
-    replicate: int = Field(1, gt=0)
+    replicate: Annotated[int, unit("ranks")] = Field(1, gt=0)
     """Copies of the model, each of which has a share of the packs."""
-    shard: int = Field(1, gt=0)
+    shard: Annotated[int, unit("ranks")] = Field(1, gt=0)
     """Ranks among which parameters, gradients and optimiser state are cut (FSDP), each with a share of the packs."""
-    context: int = Field(1, gt=0)
+    context: Annotated[int, unit("ranks")] = Field(1, gt=0)
     """Ranks among which the tokens of a pack are divided."""
-    tensor: int = Field(1, gt=0)
+    tensor: Annotated[int, unit("ranks")] = Field(1, gt=0)
     """Ranks among which heads, feed-forward columns and the vocabulary are divided."""
-    pipeline: int = Field(1, gt=0)
+    pipeline: Annotated[int, unit("ranks")] = Field(1, gt=0)
     """Ranks among which the layers are divided."""
-    pipeline_chunks: int = Field(1, gt=0)
+    pipeline_chunks: Annotated[int, unit("stages per rank")] = Field(1, gt=0)
     """Stages that each of them has; with several, packs are through sooner, and more is sent (interleaved 1F1B)."""
-    expert: int = Field(1, gt=0)
+    expert: Annotated[int, unit("ranks")] = Field(1, gt=0)
     """Number of the ranks of `shard` among which the experts of a mixture are divided."""
     context_attention: Literal["heads", "keys"] = "heads"
     """With `context`, whether ranks exchange tokens for heads (Ulysses), or gather the keys of all tokens."""
@@ -89,8 +89,11 @@ class MeshesConfig(Config):
     """Meshes of models that do not have `learner.mesh`. Of several critics or teachers each has the ranks of one."""
 
     reference: MeshConfig | None = None
+    """Mesh of the reference; null is that of `learner.mesh`."""
     critic: MeshConfig | None = None
+    """Mesh of the critic; null is that of `learner.mesh`."""
     teacher: MeshConfig | None = None
+    """Mesh of the teacher; null is that of `learner.mesh`."""
 
     @property
     def roles(self) -> dict[str, MeshConfig]:

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from antiphon.algorithms.offline_config import DistillationConfig, PreferenceConfig
 from antiphon.cluster.base import CLUSTERS
 from antiphon.cluster.config import ClusterConfig
-from antiphon.core.config import Config
+from antiphon.core.config import Config, unit
 from antiphon.core.errors import ConfigError, Mistake, ValidatorError
 from antiphon.learning.config import LearnerConfig
 from antiphon.record.config import RecordConfig
@@ -22,20 +22,24 @@ class OfflineConfig(Config):
     """Settings that the offline verbs share."""
 
     name: str
-    seed: int = Field(0, ge=0)
+    """Name of the run, and of its directory in `record.directory`."""
+    seed: Annotated[int, unit("seed")] = Field(0, ge=0)
+    """Seed of the order of the data."""
     model: ModelConfig
+    """The model that is trained."""
     data: PairsConfig | ResponsesConfig
+    """Rows that are trained on."""
     validation: PairsConfig | ResponsesConfig | None = None
     """Never trained on: loss and accuracy before and after, and on the way."""
-    batch_size: int = Field(32, gt=0)
+    batch_size: Annotated[int, unit("rows")] = Field(32, gt=0)
     """Rows of the data of one optimiser step."""
-    epochs: int = Field(1, gt=0)
+    epochs: Annotated[int, unit("passes")] = Field(1, gt=0)
     """Passes over the data."""
-    steps: int = Field(0, ge=0)
+    steps: Annotated[int, unit("optimizer steps")] = Field(0, ge=0)
     """Optimiser steps, however many passes that takes; 0 is as many as `epochs` comes to."""
-    evaluate_every: int = Field(0, ge=0)
+    evaluate_every: Annotated[int, unit("optimizer steps")] = Field(0, ge=0)
     """Optimiser steps between validations; 0 validates before and after only."""
-    timeout: float = Field(14400.0, gt=0.0)
+    timeout: Annotated[float, unit("seconds")] = Field(14400.0, gt=0.0)
     """Seconds after which any wait for a model fails the run: to load it, to save it, a step, a pack of the validation."""
     learner: LearnerConfig = LearnerConfig()
     cluster: ClusterConfig = ClusterConfig()
@@ -66,23 +70,31 @@ class DpoConfig(OfflineConfig):
     """`antiphon dpo`: a policy from pairs of responses."""
 
     data: PairsConfig
+    """Preference pairs that are trained on."""
     validation: PairsConfig | None = None
+    """Preference pairs that are only evaluated on."""
     dpo: PreferenceConfig = PreferenceConfig()
+    """The loss."""
 
 
 class RewardModelConfig(OfflineConfig):
     """`antiphon reward-model`: a reward model from pairs of responses."""
 
     data: PairsConfig
+    """Preference pairs that are trained on."""
     validation: PairsConfig | None = None
+    """Preference pairs that are only evaluated on."""
 
 
 class DistillConfig(OfflineConfig):
     """`antiphon distill`: a student from a teacher's distributions over responses."""
 
     data: ResponsesConfig
+    """Prompts with responses that are trained on."""
     validation: ResponsesConfig | None = None
+    """Prompts with responses that are only evaluated on."""
     distill: DistillationConfig
+    """The teacher and the loss."""
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -1,19 +1,6 @@
 """Events of a run, in order: one JSON object a line, with `t` in seconds on the run's clock and its kind `event`.
 
-Kinds and their fields (`attempt` is group.sibling.try, `request` is attempt/turn):
-
-    admit    group, prompt                      a group is admitted
-    attempt  attempt, status                    an attempt changes its status, first to running
-    place    request, engine                    a request goes to an engine
-    served   request, engine, finish, tokens    an engine returns it, with its number of
-             versions [oldest, newest]          tokens and the versions that sampled them
-    load     engine, version                    an engine has loaded a version
-    join     engine, version                    an engine joins the pool
-    lost, retired  engine                       an engine leaves the pool
-    grow     engines, asked                     the pool is resized, for `asked` requests
-    take     groups                             a step begins with these groups
-    publish  version                            the step is done
-    end      error                              the run ends, by itself or by an error
+`EVENTS` lists the kinds.
 
 Of a judge's engines only rare events are recorded, with the judge's name as `pool`.
 
@@ -23,10 +10,32 @@ Of a judge's engines only rare events are recorded, with the judge's name as `po
 import itertools
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+# Kind: fields and meaning. An `attempt` is group.sibling.try, a `request` attempt/turn.
+EVENTS: Mapping[str, tuple[str, str]] = {
+    "admit": ("group prompt", "a group is admitted"),
+    "attempt": ("attempt status", "an attempt changes its status, first to running"),
+    "place": ("request engine prompt", "a request goes to an engine, with its number of prompt tokens"),
+    "served": (
+        "request engine finish tokens versions",
+        "an engine returns it, with its number of tokens and the oldest and newest version that sampled them",
+    ),
+    "load": ("engine version", "an engine has loaded a version"),
+    "sleep": ("engine", "an engine releases its device to the learner"),
+    "wake": ("engine", "an engine takes its device again"),
+    "join": ("engine version", "an engine joins the pool"),
+    "lost": ("engine", "an engine has died or hangs, and leaves the pool"),
+    "retired": ("engine", "an engine leaves the pool, which has become smaller"),
+    "grow": ("engines asked", "the pool is resized to this number of engines, for `asked` requests"),
+    "take": ("groups", "a step begins with these groups"),
+    "publish": ("version", "the step is done"),
+    "fault": ("point", "a simulation injects a fault"),
+    "phase": ("", "a probe of the planner begins its next phase"),
+    "end": ("error", "the run ends, by itself or by an error"),
+}
 RARE = frozenset({"join", "lost", "retired", "grow", "fault", "end"})
 RECENT = 20  # events that are kept in memory, for error messages
 

@@ -1,4 +1,4 @@
-"""Views of a running run: a live panel in a terminal, one line a step elsewhere.
+"""Views of a running run: a live panel in a terminal or below a notebook's cell, one line a step elsewhere.
 
 view.start("tiny_arithmetic", "groups alive 64")
 view.step(3, 100, metrics, waits)      after each step
@@ -6,12 +6,14 @@ view.message("checkpoint written")     between steps
 view.close()
 """
 
+import importlib
 import math
 import sys
 from collections import deque
-from collections.abc import Mapping
-from typing import Literal, Protocol, TextIO
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol, TextIO
 
+from rich.box import SIMPLE
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
@@ -21,6 +23,7 @@ from rich.text import Text
 
 from antiphon.core.deadlines import Deadlines, Wait
 
+Display = Callable[..., Any]  # IPython's
 HISTORY = 48  # steps in a sparkline
 
 
@@ -43,8 +46,19 @@ class View(Protocol):
 def make_view(mode: Literal["auto", "on", "off"] = "auto", stream: TextIO | None = None) -> View:
     """Make the view that `record.live` asks for, on `stream` or standard output."""
     stream = stream or sys.stdout
+    if mode != "off" and (display := _find_notebook()) is not None:
+        return NotebookView(stream, display)
     live = mode == "on" or (mode == "auto" and stream.isatty())
     return LiveView(stream) if live else PlainView(stream)
+
+
+def _find_notebook() -> Display | None:
+    """Return the function that shows objects below the cell of the notebook that this process runs; None outside of one."""
+    ipython = sys.modules.get("IPython")  # imported already, if there is a notebook
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is None or not shell.has_trait("kernel"):
+        return None
+    return importlib.import_module("IPython.display").display
 
 
 # --- one line a step ---------------------------------------------------------------------------------------------------
@@ -199,6 +213,46 @@ class LiveView:
             Text(self._note, style="dim"),
         )
         return Panel(Group(progress, table), title=Text(self._name, style="bold"), title_align="left")
+
+
+class NotebookView(LiveView):
+    """Redraws the panel below a notebook's cell after each step, and keeps the last few messages in it."""
+
+    def __init__(self, stream: TextIO, display: Display) -> None:
+        """Show nothing yet.
+
+        Args:
+            stream: Unused output of the panel's console.
+            display: Shows an object, and with `display_id` returns a handle that updates it.
+        """
+        super().__init__(stream)
+        self._display = display
+        self._handle: Any = None
+        self._messages: deque[str] = deque(maxlen=4)
+
+    def start(self, name: str, note: str = "") -> None:
+        """Show the empty panel."""
+        self._name, self._note = name, note
+        self._handle = self._display(Panel(self._render(), box=SIMPLE), display_id=True)
+
+    def step(self, step: int, steps: int, metrics: Mapping[str, float], deadlines: Deadlines) -> None:
+        """Update the panel."""
+        super().step(step, steps, metrics, deadlines)
+        self._redraw()
+
+    def message(self, text: str) -> None:
+        """Show a line below the panel."""
+        self._messages.append(text)
+        self._redraw()
+
+    def close(self) -> None:
+        """Draw the last state."""
+        self._deadlines = None
+        self._redraw()
+
+    def _redraw(self) -> None:
+        if self._handle is not None:
+            self._handle.update(Panel(Group(self._render(), *map(Text, self._messages)), box=SIMPLE))
 
 
 def _format_waits(deadlines: list[Wait]) -> str:

@@ -89,15 +89,20 @@ class Metrics:
         for name, value in values.items():
             self.record(name, value, weight)
 
-    def flush(self, step: int) -> dict[str, float]:
-        """Reduce the values since the last flush, append them as the line of `step`, and return them."""
+    def flush(self, step: int, counter: str = "step") -> dict[str, float]:
+        """Reduce the values since the last flush, append them as the line of `step`, and return them.
+
+        Args:
+            step: Number of the step.
+            counter: Key of the number: `step`, or `sft_step` for supervised fine-tuning, which counts its own steps.
+        """
         values = {
             name: REDUCE[find_reduction(name, self._declared)](entries)
             for name, entries in sorted(self._entries.items())
         }
         self._entries.clear()
         self._file.write(
-            json.dumps({"step": step, "lineage": self._lineage, **replace_nonfinite(values)}, allow_nan=False) + "\n"
+            json.dumps({counter: step, "lineage": self._lineage, **replace_nonfinite(values)}, allow_nan=False) + "\n"
         )
         self._file.flush()
         return values

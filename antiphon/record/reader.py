@@ -160,6 +160,10 @@ class RunReader:
         condition = "grp = ? AND sibling = coalesce(?, sibling) AND lineage = coalesce(?, lineage)"
         return self._attempts(f"{condition} ORDER BY lineage, sibling, try", group, sibling, lineage)
 
+    def iterate_attempts(self, status: str = "") -> Iterator[AttemptRow]:
+        """Yield all attempts of all lineages, or those with one status."""
+        return self._attempts("(? = '' OR status = ?) ORDER BY lineage, grp, sibling, try", status, status)
+
     def iterate_recorded(self) -> Iterator[AttemptRow]:
         """Yield the attempts that sampled a trajectory which is on record."""
         return self._attempts("file IS NOT NULL AND origin IS NULL ORDER BY lineage, grp, sibling, try")

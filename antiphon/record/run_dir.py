@@ -1,7 +1,7 @@
 """The directory of a run, and atomic writes.
 
 runs/<name>/config.yaml      the resolved configuration
-            metrics.jsonl    one line a step
+            metrics.jsonl    one line a step; `sft_step` counts those of supervised fine-tuning
             summary.json     results of the run
             ledger.db        the fate of every prompt, attempt and step
             rollouts/        trajectories, in Parquet
@@ -95,6 +95,11 @@ class RunDirectory:
     def logs(self) -> Path:
         """Folder of what workers print."""
         return self.path / "logs"
+
+    @property
+    def built_model(self) -> Path:
+        """Folder of a model that the run was begun with and that was not a directory; whole, if there is a checkpoint."""
+        return self.path / "model"
 
     @classmethod
     def resume(cls, root: str | Path, name: str) -> "RunDirectory":

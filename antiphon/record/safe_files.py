@@ -90,7 +90,7 @@ def read_metrics(run: Path, lineage: int, step: int) -> dict[str, Any]:
     with convert_read_errors(f"{run.name}/metrics.jsonl"), resolve_file(run, "metrics.jsonl").open("rb") as file:
         while line := file.readline(MOST_JSON):
             values = json.loads(line)
-            if (values.get("lineage", 0), values["step"]) == (lineage, step):
+            if (values.get("lineage", 0), values.get("step")) == (lineage, step):
                 found = values
     return found
 

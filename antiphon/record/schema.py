@@ -38,7 +38,7 @@ def tables(version: int = VERSION) -> str:
 
 FIRST_TABLES = """
 CREATE TABLE lineages (
-    lineage INTEGER PRIMARY KEY,
+    lineage INTEGER PRIMARY KEY,  -- its number, from 0
     parent INTEGER,            -- NULL: the first lineage
     cut INTEGER NOT NULL,      -- step of the parent that it continues from
     version INTEGER NOT NULL,  -- policy version at the cut
@@ -47,33 +47,33 @@ CREATE TABLE lineages (
 ) STRICT;
 CREATE TABLE prompts (
     prompt INTEGER PRIMARY KEY, -- in the order of their first draw, which is the same in every lineage
-    task TEXT NOT NULL,
-    id TEXT NOT NULL,
-    epoch INTEGER NOT NULL,
+    task TEXT NOT NULL,        -- name of its task
+    id TEXT NOT NULL,          -- its id, the same in every run
+    epoch INTEGER NOT NULL,    -- pass over the data, from 0
     UNIQUE (task, id, epoch)
 ) STRICT;
 CREATE TABLE groups (
-    lineage INTEGER NOT NULL,
-    grp INTEGER NOT NULL,
-    prompt INTEGER NOT NULL REFERENCES prompts,
+    lineage INTEGER NOT NULL,  -- its lineage
+    grp INTEGER NOT NULL,      -- its number in the lineage
+    prompt INTEGER NOT NULL REFERENCES prompts,  -- its prompt
     version INTEGER NOT NULL,  -- policy version at its admission
     outcome TEXT,              -- NULL while it is live
     step INTEGER,              -- step that trained on it
     PRIMARY KEY (lineage, grp)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE attempts (
-    lineage INTEGER NOT NULL,
-    grp INTEGER NOT NULL,
-    sibling INTEGER NOT NULL,
-    try INTEGER NOT NULL,
-    status TEXT NOT NULL,
+    lineage INTEGER NOT NULL,  -- its lineage
+    grp INTEGER NOT NULL,      -- its group, numbered in the lineage
+    sibling INTEGER NOT NULL,  -- its place among the siblings of the group
+    try INTEGER NOT NULL,      -- its place among the tries of the sibling, from 0
+    status TEXT NOT NULL,      -- running, finished, or a terminal status
     started INTEGER NOT NULL,  -- policy version at its start
     begun REAL NOT NULL,       -- seconds on the lineage's clock
     newest INTEGER,            -- policy version that sampled its newest token
     step INTEGER,              -- step that trained on it
-    score REAL,
-    failure TEXT,
-    prompt_tokens INTEGER,
+    score REAL,                -- NULL: there is none
+    failure TEXT,              -- source: message; NULL: it did not fail
+    prompt_tokens INTEGER,     -- tokens of its first prompt
     tokens INTEGER,            -- sampled tokens
     seconds REAL,              -- from its start to its score
     arrival INTEGER,           -- sequence number among arrivals, steps and publications
@@ -83,50 +83,50 @@ CREATE TABLE attempts (
     PRIMARY KEY (lineage, grp, sibling, try)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE steps (
-    lineage INTEGER NOT NULL,
-    step INTEGER NOT NULL,
+    lineage INTEGER NOT NULL,  -- its lineage
+    step INTEGER NOT NULL,     -- its number, from 1
     version INTEGER,           -- policy version that it published; NULL until then
     batch TEXT,                -- digest of the training batch
     taken REAL NOT NULL,       -- seconds on the lineage's clock
-    published REAL,
+    published REAL,            -- seconds on the lineage's clock; NULL until then
     took INTEGER NOT NULL,     -- sequence number of its begin
     released INTEGER,          -- sequence number of its publication
-    undone INTEGER NOT NULL DEFAULT 0,
+    undone INTEGER NOT NULL DEFAULT 0,  -- 1: a resume began before it
     PRIMARY KEY (lineage, step)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE versions (
-    lineage INTEGER NOT NULL,
-    version INTEGER NOT NULL,
+    lineage INTEGER NOT NULL,  -- its lineage
+    version INTEGER NOT NULL,  -- its number
     digest INTEGER,            -- digest of the weights that engines loaded
     PRIMARY KEY (lineage, version)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE checkpoints (
-    lineage INTEGER NOT NULL,
-    step INTEGER NOT NULL,
-    version INTEGER NOT NULL,
+    lineage INTEGER NOT NULL,  -- its lineage
+    step INTEGER NOT NULL,     -- step after which it was cut
+    version INTEGER NOT NULL,  -- policy version at the cut
     name TEXT NOT NULL,        -- directory in checkpoints/
     PRIMARY KEY (lineage, step)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE events (
-    number INTEGER PRIMARY KEY,
-    lineage INTEGER NOT NULL,
-    second REAL NOT NULL,
-    kind TEXT NOT NULL,
+    number INTEGER PRIMARY KEY,  -- in the order in which they were recorded
+    lineage INTEGER NOT NULL,  -- its lineage
+    second REAL NOT NULL,      -- seconds on the lineage's clock
+    kind TEXT NOT NULL,        -- a rare event, see record/events.py
     detail TEXT NOT NULL       -- JSON
 ) STRICT;
 CREATE TABLE balance (         -- the scheduler's own counts, written in the transaction of the rows they count
-    lineage INTEGER NOT NULL,
+    lineage INTEGER NOT NULL,  -- lineage of the attempts
     status TEXT NOT NULL,      -- a terminal status, or 'dispatched'
-    attempts INTEGER NOT NULL,
+    attempts INTEGER NOT NULL,  -- their number
     PRIMARY KEY (lineage, status)
 ) STRICT, WITHOUT ROWID;
 """
 CREDIT_TABLE = """
 CREATE TABLE credit (          -- what a step made of each attempt that it trained on
-    lineage INTEGER NOT NULL,
-    grp INTEGER NOT NULL,
-    sibling INTEGER NOT NULL,
-    try INTEGER NOT NULL,
+    lineage INTEGER NOT NULL,  -- its lineage
+    grp INTEGER NOT NULL,      -- its group, numbered in the lineage
+    sibling INTEGER NOT NULL,  -- its place among the siblings of the group
+    try INTEGER NOT NULL,      -- its place among the tries of the sibling, from 0
     reward REAL,               -- as the stages left it; NULL: it is no number, as below
     advantage REAL,            -- mean over its sampled tokens
     weight REAL,               -- mean over its sampled tokens of what each counts in the loss; 0: it is masked

@@ -8,7 +8,7 @@ repeated in each of its rows. `turns` and `streams` are meant for programs.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -62,6 +62,28 @@ SCHEMA = pa.schema(
         ("meta", pa.string()),
     ]
 )
+
+# Columns with the word "attempt" are repeated in each row of an attempt's segments; L is the segment's number of tokens.
+COLUMNS: Mapping[str, str] = {
+    "lineage": "lineage of the attempt",
+    "grp": "number of the attempt's group in its lineage",
+    "sibling": "number of the attempt among the siblings of its group",
+    "try": "number of the attempt among the tries of its sibling, from 0",
+    "segment": "number of the segment in its attempt, from 0",
+    "segments": "segments of the attempt",
+    "parent": "segment that this one continues or was forked from; null if there is none",
+    "task": "task of the attempt's prompt",
+    "prompt": "id of the attempt's prompt",
+    "status": "status of the attempt when it arrived: `finished` or `failed`. Its final status is in the ledger",
+    "score": "score of the attempt; null if no grader gave one",
+    "tokens": "token ids of prompt, observations and responses, [L]",
+    "loss_mask": "true on tokens that the policy sampled, [L]",
+    "logprobs": "log-probs with which the tokens of `loss_mask` were sampled, [L]",
+    "versions": "policy versions that sampled the tokens of `loss_mask`, [L]",
+    "turns": "turns of the segment, as JSON: place, reward, tool calls, timing",
+    "streams": "further arrays with one row per token: name, dtype, shape of a row, bytes",
+    "meta": "all other facts about the attempt, as JSON",
+}
 
 _encode, _decode = msgspec.json.encode, msgspec.json.decode
 

@@ -8,13 +8,14 @@ The rules (B groups a step, async ratio α):
   attempts are at most ceil(α) old, and with fractional α at most frac(α)·B groups of that greatest age. First-in
   first-out without extra groups keeps this by construction. It is checked at every step, and `take` and `publish` drop
   what no later step can use (`freshness`).
-* Under a policy of rounds (the baselines) groups are admitted only by `begin_round`, when none is running.
+* Under `rollout.policy: batch`, `one_step_off` or `tail_batching` (the baselines, which go by rounds) groups are admitted
+  only by `begin_round`, when none is running.
 * Every attempt ends in exactly one terminal state, so dispatched = live + the sum of all terminal counts, always.
 
 ```
 group    RUNNING ──G usable──▶ COMPLETE ──take──▶ TAKEN ──publish──▶ (released: attempts TRAINED)
             │                     │
-            └─ failed, stale, cancelled, lost; filtered ──▶ (released untrained; what `take` found too old: STALE until publish)
+            └─ failed, stale, cancelled, lost; filtered ──▶ (released untrained, at once; what `take` finds too old: at publish)
 attempt  RUNNING ──▶ FINISHED ──▶ TRAINED | FILTERED | STALE | CANCELLED | LOST | FAILED (its group failed)
             └──▶ FAILED | REDUNDANT | STALE | CANCELLED | LOST
 ```
@@ -180,7 +181,10 @@ class Admission:
         return Change(abort=abort, failed=True)
 
     def finish(self, attempt: AttemptId, usable: bool) -> Change:
-        """Note that an attempt came to its end. A late report of one that had already ended changes nothing."""
+        """Note that an attempt came to its end, `usable` if it has a score and did not fail.
+
+        A late report of one that had already ended changes nothing.
+        """
         group = self._groups.get(attempt.group)
         if group is None or group.attempts[attempt] is not AttemptStatus.RUNNING:
             return Change()

@@ -2,11 +2,11 @@
 
 import math
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from antiphon.core.config import Config
+from antiphon.core.config import Config, unit
 from antiphon.core.errors import ValidatorError
 from antiphon.core.types import OnUpdate, Sampling
 
@@ -14,14 +14,16 @@ from antiphon.core.types import OnUpdate, Sampling
 class SamplingConfig(Config):
     """Sampling of tokens in rollouts."""
 
-    max_tokens: int = Field(gt=0)
+    max_tokens: Annotated[int, unit("tokens")] = Field(gt=0)
     """Maximum number of tokens of one completion."""
-    temperature: float = Field(1.0, ge=0.0)
+    temperature: Annotated[float, unit("factor")] = Field(1.0, ge=0.0)
     """0 is greedy."""
-    top_p: float = Field(1.0, gt=0.0, le=1.0)
-    top_k: int = Field(0, ge=0)
-    """0 means no limit."""
-    min_p: float = Field(0.0, ge=0.0, lt=1.0)
+    top_p: Annotated[float, unit("probability")] = Field(1.0, gt=0.0, le=1.0)
+    """Sample from the most probable tokens whose probabilities add up to this; 1 means no limit."""
+    top_k: Annotated[int, unit("tokens")] = Field(0, ge=0)
+    """Sample from this many most probable tokens; 0 means no limit."""
+    min_p: Annotated[float, unit("probability")] = Field(0.0, ge=0.0, lt=1.0)
+    """Sample from tokens of at least this probability, relative to that of the most probable token; 0 means no limit."""
     stop: tuple[str, ...] = ()
     """Strings that end a completion; they remain part of it."""
 
@@ -53,53 +55,54 @@ class RolloutConfig(Config):
     placement: Literal["spread", "pinned"] = "spread"
     """`spread`: each sibling goes to an engine with a free slot. `pinned`: a group goes to one engine with slots for all
     siblings, and keeps these slots until the last sibling is done, as one request for G completions does."""
-    groups_per_step: int = Field(gt=0)
+    groups_per_step: Annotated[int, unit("groups")] = Field(gt=0)
     """B: groups per training step."""
-    group_size: int = Field(8, gt=0)
+    group_size: Annotated[int, unit("attempts")] = Field(8, gt=0)
     """G: siblings of a group, the attempts at one prompt."""
-    async_ratio: float = Field(1.0, ge=0.0)
+    async_ratio: Annotated[float, unit("steps")] = Field(1.0, ge=0.0)
     """alpha: 0 is synchronous. A trajectory is at most ceil(alpha) versions old when it is trained on."""
-    extra_groups: int = Field(0, ge=0)
+    extra_groups: Annotated[int, unit("groups")] = Field(0, ge=0)
     """Live groups in addition to (1 + alpha) B."""
-    redundancy: int = Field(0, ge=0)
+    redundancy: Annotated[int, unit("attempts")] = Field(0, ge=0)
     """Siblings started in addition to the group size; the first to finish are used, the others are aborted."""
     order: Literal["fifo", "ready"] = "fifo"
     """Order in which steps take groups: as they were admitted (`fifo`), or as they complete (`ready`)."""
     on_expiry: Literal["abort", "wait"] = "abort"
-    """What happens to a group that would become too old: `abort` drops it, `wait` makes the step wait for it."""
+    """What happens to a group that would become too old: `abort` drops it; `wait`, with `order: ready`, makes the step wait for
+    the oldest groups, so that only surplus ones (`extra_groups`) are dropped."""
     on_update: OnUpdate = OnUpdate.KEEP
     """What happens to running requests when new weights arrive: `keep`, `recompute`, `restart` or `drain`."""
     filter: str | None = None
     """Filter of complete groups: `spread` drops groups whose scores are all equal; or package.module:function."""
     sampler: str | None = None
     """Your own way to sample a group, package.module:function; see `antiphon/rollout/sampling_loop.py`."""
-    max_attempts: int = Field(3, gt=0)
+    max_attempts: Annotated[int, unit("attempts")] = Field(3, gt=0)
     """Attempts at one sibling before its group fails."""
-    max_turns: int = Field(1, gt=0)
+    max_turns: Annotated[int, unit("completions")] = Field(1, gt=0)
     """Maximum number of completions in one episode."""
     deterministic: bool = False
     """Send requests to engines in sorted waves, and train between two waves, so that a run on CPUs repeats bit for bit.
     Generation and training do not overlap: for tests and for debugging."""
-    timeout: float = Field(600.0, gt=0.0)
+    timeout: Annotated[float, unit("seconds")] = Field(600.0, gt=0.0)
     """Time limit in seconds, each, of the wait of a step for its groups, of a request from its queue to its end, and of the
     start of an engine; when it passes, the run ends. Others are `learner.timeout`, `weights.timeout` and
     `checkpoint.timeout`."""
-    engine_timeout: float = Field(60.0, gt=0.0)
+    engine_timeout: Annotated[float, unit("seconds")] = Field(60.0, gt=0.0)
     """Seconds without a message after which an engine is killed and its requests continue on other engines. It must be
     longer than any step of an engine."""
-    load_timeout: float = Field(300.0, gt=0.0)
+    load_timeout: Annotated[float, unit("seconds")] = Field(300.0, gt=0.0)
     """Seconds that an engine may be silent while it loads weights, if that is longer than `engine_timeout`."""
-    engine_restarts: int = Field(3, ge=0)
+    engine_restarts: Annotated[int, unit("restarts")] = Field(3, ge=0)
     """How many dead engines a run replaces. With `workers`, how many dead rollout workers, and how many engines of each."""
-    workers: int = Field(0, ge=0)
+    workers: Annotated[int, unit("processes")] = Field(0, ge=0)
     """Rollout workers: processes that run episodes, environments and rewards, each with its share of the engines and on
     their node. The stages of a step then run on the learner's node. With 0 all this runs in the controller."""
-    environment_timeout: float = Field(120.0, gt=0.0)
+    environment_timeout: Annotated[float, unit("seconds")] = Field(120.0, gt=0.0)
     """Seconds that an environment may take to reset or to step; after that the attempt has failed."""
-    episode_tokens: int = Field(0, ge=0)
+    episode_tokens: Annotated[int, unit("tokens")] = Field(0, ge=0)
     """Maximum number of tokens sampled in all turns of an episode; after that it ends, and is scored as it is. 0 means no
     limit."""
-    episode_seconds: float = Field(0.0, ge=0.0)
+    episode_seconds: Annotated[float, unit("seconds")] = Field(0.0, ge=0.0)
     """Seconds after which an episode begins no further turn, and is scored as it is. 0 means no limit."""
     samples: Literal["trajectory", "turn", "joined"] = "trajectory"
     """Samples made of an episode with several turns. `trajectory`: one sample, to which observations and completions are
@@ -107,10 +110,11 @@ class RolloutConfig(Config):
     `turn`, but turns whose prompt continues exactly where the last turn ended are one sample."""
     tool_format: str = "hermes"
     """Format in which the policy writes tool calls to agents: `hermes`, `qwen3_coder`, or package.module:attribute."""
-    history: int | None = Field(None, ge=0)
+    history: Annotated[int, unit("turns")] | None = Field(None, ge=0)
     """Number of earlier turns in a prompt, after the messages of the task; null means all. A number needs `samples: turn` or
     `joined`."""
     sampling: SamplingConfig
+    """How tokens are sampled."""
 
     @model_validator(mode="after")
     def _possible(self) -> "RolloutConfig":

@@ -11,6 +11,7 @@ from antiphon.core.deadlines import Deadlines
 from antiphon.record.run_dir import RunDirectory
 from antiphon.rollout.group_hooks import load_group_hooks
 from antiphon.run.components import Components
+from antiphon.run.compose import require_objects
 from antiphon.run.config import RunConfig
 from antiphon.run.config_checks.user_functions import add_declared_needs
 from antiphon.run.device_sharing import SharedDevices
@@ -33,7 +34,7 @@ from antiphon.weights.shared_directory import shared_directory
 
 
 @asynccontextmanager
-async def open_run(config: RunConfig, *, overwrite: bool = False, resume: bool = False) -> AsyncIterator[Run]:
+async def start_run(config: RunConfig, *, overwrite: bool = False, resume: bool = False) -> AsyncIterator[Run]:
     """Start a run, and stop all of its parts in the end.
 
     Args:
@@ -43,12 +44,13 @@ async def open_run(config: RunConfig, *, overwrite: bool = False, resume: bool =
     """
     async with AsyncExitStack() as stack:
         config = add_declared_needs(keep_pack_size(config) if resume else config)
+        run_directory = RunDirectory(Path(config.record.directory, config.name))
+        require_objects(config, has_model=resume and run_directory.built_model.is_dir())
         tasks = load_tasks(config)  # mistakes in the input are found before anything is started
         check_servers(config)
         check_installed(config.learner.kind)
-        logs = RunDirectory(Path(config.record.directory, config.name)).logs
         cluster_stack = await stack.enter_async_context(AsyncExitStack())
-        cluster, placement = await cluster_stack.enter_async_context(open_cluster(config, logs))
+        cluster, placement = await cluster_stack.enter_async_context(open_cluster(config, run_directory.logs))
         record = await open_record(config, stack, overwrite=overwrite, resume=resume)
         shared = stack.enter_context(shared_directory(config.name, config.weights.directory))
         transfer = TransferContext(shared, config.weights.channel, config.weights.host)
@@ -67,7 +69,7 @@ async def open_run(config: RunConfig, *, overwrite: bool = False, resume: bool =
         )
         tasks.renderer = Renderer(model)
         devices = await _start_workers(context, model, tasks, record, stack)
-        yield Run(
+        run = Run(
             Components(
                 config=config,
                 deadlines=context.deadlines,
@@ -78,11 +80,13 @@ async def open_run(config: RunConfig, *, overwrite: bool = False, resume: bool =
                 hooks=load_group_hooks(config.rollout),
             )
         )
+        stack.push_async_exit(run.stepper.end)
+        yield run
 
 
 async def _prepare_model(cluster: Cluster, directory: RunDirectory, config: RunConfig) -> Path:
     """Return the directory of the model that training begins with, after a check that it can be trained."""
-    built_model = directory.path / "model"  # whole, if the run has a checkpoint
+    built_model = directory.built_model
     path = str(built_model) if built_model.is_dir() else config.model.path
     model = await model_directory(cluster, path, built_model, config.seed)
     await check_model(cluster, model, config.learner)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.core.blocking import run_blocking
 from antiphon.core.errors import DataError, WorkerDiedError
 from antiphon.core.types import AttemptId, PolicyVersion, Prompt, Trajectory
 from antiphon.learning.config import LearnerConfig
@@ -15,7 +16,7 @@ from antiphon.record.checkpoint import list_checkpoints
 from antiphon.record.live import make_view
 from antiphon.record.run_dir import convert_write_errors
 from antiphon.rollout.evaluation import Evaluation, evaluate
-from antiphon.run.build import open_run
+from antiphon.run.build import start_run
 from antiphon.run.config import RunConfig
 from antiphon.run.launch.context import LaunchContext, open_cluster
 from antiphon.run.launch.graders import start_graders
@@ -60,12 +61,12 @@ def evaluate_model(
     """
     if temperature is None:
         temperature = config.evaluation.resolve_temperature(samples)
-    return asyncio.run(_evaluate(model, config, samples, temperature, limit))
+    return run_blocking(_evaluate(model, config, samples, temperature, limit))
 
 
 def _run_to_exit_code(run: Coroutine[Any, Any, int]) -> int:
     try:
-        return asyncio.run(run)
+        return run_blocking(run)
     except asyncio.CancelledError:  # a second Ctrl-C
         return INTERRUPTED
 
@@ -92,7 +93,7 @@ async def _run_with_restarts(config: RunConfig, overwrite: bool, main: Main, res
 
 
 async def _run_once(config: RunConfig, overwrite: bool, main: Main, resume: bool) -> int:
-    async with open_run(config, overwrite=overwrite, resume=resume) as run:
+    async with start_run(config, overwrite=overwrite, resume=resume) as run:
         summary = await main(run)
         before, after = summary["accuracy_before"], summary["accuracy_after"]
         demanded, record = config.evaluation.minimum_accuracy, run.parts.record

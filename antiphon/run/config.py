@@ -3,15 +3,13 @@
 `RunConfig` refuses combinations that cannot work (`run.config_checks`).
 """
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.cluster.config import ClusterConfig, PlacementConfig
-from antiphon.core.config import Config, add_import_folder, load
+from antiphon.core.config import Config, unit
 from antiphon.core.errors import ValidatorError
 from antiphon.core.types import REFERENCE_LOGPROBS
 from antiphon.engines.config import EngineConfig
@@ -32,17 +30,20 @@ class ModelConfig(Config):
 
 
 class EvaluationConfig(Config):
-    """Accuracy on the tasks' `test` prompts, before and after training and on the way."""
+    """Accuracy on the tasks' `test` prompts, before and after training and on the way.
 
-    every: int = Field(0, ge=0)
+    Accuracy is the share of completions with a score of at least 1.
+    """
+
+    every: Annotated[int, unit("training steps")] = Field(0, ge=0)
     """Steps between evaluations; 0 evaluates before and after only."""
-    samples: int = Field(1, gt=0)
+    samples: Annotated[int, unit("completions")] = Field(1, gt=0)
     """Completions a prompt."""
-    temperature: float | None = Field(None, ge=0.0)
+    temperature: Annotated[float, unit("factor")] | None = Field(None, ge=0.0)
     """0 is greedy. null, the default, is 0 for one completion a prompt and 1 for several, which would be equal at 0."""
-    limit: int = Field(0, ge=0)
+    limit: Annotated[int, unit("prompts")] = Field(0, ge=0)
     """Number of test prompts to use, from the first; 0 uses all."""
-    minimum_accuracy: float = Field(0.0, ge=0.0, le=1.0)
+    minimum_accuracy: Annotated[float, unit("share")] = Field(0.0, ge=0.0, le=1.0)
     """The run fails when the final accuracy is below this."""
 
     def resolve_temperature(self, samples: int) -> float:
@@ -56,14 +57,22 @@ class RunConfig(Config):
     """A run: `antiphon train` reads it, and `antiphon sft` where `sft` is set."""
 
     name: str
-    seed: int = Field(0, ge=0)
-    steps: int = Field(gt=0)
+    """Name of the run, and of its directory in `record.directory`."""
+    seed: Annotated[int, unit("seed")] = Field(0, ge=0)
+    """Seed of the prompts' order, of sampling and of newly made models. With the same seed, `rollout.deterministic` repeats a
+    run."""
+    steps: Annotated[int, unit("training steps")] = Field(gt=0)
     """Training steps: published updates."""
     model: ModelConfig
+    """The model that is trained."""
     tasks: tuple[TaskConfig, ...] = Field(min_length=1)
+    """The tasks of the mixture: their prompts, environments and rewards."""
     rollout: RolloutConfig
+    """How samples are generated: sizes, freshness, limits and sampling."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    """Rewards, advantages and loss; `algorithm: dapo` names a recipe."""
     learner: LearnerConfig = LearnerConfig()
+    """The learner: memory, mesh, optimizer, and the stages of a training step."""
     critic: CriticConfig | None = None
     """Value models, for algorithms that need values."""
     teachers: tuple[TeacherConfig, ...] = ()
@@ -71,15 +80,23 @@ class RunConfig(Config):
     meshes: MeshesConfig = MeshesConfig()
     """Meshes of reference, critics and teachers that differ from the learner's."""
     engine: EngineConfig = EngineConfig()
+    """The engines that generate."""
     grading: GradingConfig = GradingConfig()
+    """Worker processes of the rewards."""
     check: CheckConfig = CheckConfig()
+    """Checks of the rewards before the run starts."""
     cluster: ClusterConfig = ClusterConfig()
+    """Cluster that the workers run on."""
     placement: PlacementConfig = PlacementConfig()
     """Devices of each role."""
     weights: WeightSyncConfig = WeightSyncConfig()
+    """Transfer of weights from the learner to the engines."""
     evaluation: EvaluationConfig = EvaluationConfig()
+    """Accuracy on the test prompts."""
     checkpoint: CheckpointConfig = CheckpointConfig()
+    """Checkpoints, from which the run can be resumed."""
     record: RecordConfig = RecordConfig()
+    """What the run writes, and where."""
     sft: SftConfig | None = None
     """Supervised warm start before the reinforcement learning."""
 
@@ -142,12 +159,3 @@ class RunConfig(Config):
             "optimiser steps a step": updates,
             "optimiser steps in total": updates * self.steps,
         }
-
-
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Return the run configuration in a YAML file, changed by overrides such as `rollout.group_size=4`.
-
-    The file's folder is put on the import path, so that the YAML can name `module:attribute` beside it.
-    """
-    add_import_folder(path)
-    return load(path, overrides, model=RunConfig)

@@ -18,14 +18,16 @@ part: every task has an owner, every wait a deadline, and a dead worker fails wh
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import asdict
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from antiphon.algorithms.rewards import AlgorithmState, restore_algorithm_state
 from antiphon.core.errors import StallError
 from antiphon.core.types import AttemptId, Credit, Group, Prompt, Sampling, Trajectory
 from antiphon.learning.data_samples import supervised_batch
+from antiphon.record.metrics_table import plot_metric, read_metrics_table
 from antiphon.record.resume import ResumeState, code_version
 from antiphon.record.trackers.samples import SampleTables
 from antiphon.rollout.evaluation import Evaluation, evaluate
@@ -34,9 +36,14 @@ from antiphon.run.checkpoints import RunCheckpoints
 from antiphon.run.components import Components, Progress
 from antiphon.run.publisher import LearnerAccess
 from antiphon.run.step_metrics import describe_step
+from antiphon.run.stepping import StepMetrics, Stepper
 from antiphon.run.summary import summarize_accuracy
 from antiphon.run.supervision import StopSignal, name_step_in_errors, run_supervised
 from antiphon.run.waits import RunWaits
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
 
 T = TypeVar("T")
 
@@ -53,6 +60,7 @@ class Run:
         self._checkpoints = RunCheckpoints(parts)
         self._waits = RunWaits(parts.config, parts.deadlines)
         self._stopping = StopSignal()
+        self.stepper = Stepper(self.train, self.stop)
         self._since = 0.0  # when reinforcement learning began, had it never been interrupted
         self._last_cut: dict[str, Any] = {}  # after the last step
 
@@ -69,6 +77,24 @@ class Run:
     async def reinforce(self) -> int:
         """Reinforcement learning alone, without evaluation or summary; returns the number of steps done."""
         return await self._supervised(self._reinforce)
+
+    async def __aiter__(self) -> AsyncIterator[StepMetrics]:
+        """Train as `train` does, and yield each step; the next one begins when it is asked for."""
+        while (step := await self.stepper.next_step()) is not None:
+            yield step
+
+    @property
+    def directory(self) -> Path:
+        """Directory of the run."""
+        return self.parts.record.directory.path
+
+    def metrics(self) -> "pandas.DataFrame":
+        """Return the metrics of the steps so far, a row a step; needs pandas."""
+        return read_metrics_table(self.directory)
+
+    def plot(self, metric: str = "reward/mean") -> "Axes":
+        """Draw a metric over the steps so far; needs matplotlib."""
+        return plot_metric(self.directory, metric)
 
     def stop(self) -> None:
         """End the run after the step in hand."""
@@ -117,7 +143,7 @@ class Run:
             due = step % sft.evaluate_every == 0
             if due and validation is not None:
                 metrics["sft/accuracy"] = (await validation).accuracy
-            self._record(step, sft.steps, metrics, show=due)
+            self._record(step, sft.steps, metrics, show=due, counter="sft_step")
             if self._stopping.is_set or metrics.get("sft/accuracy", -1.0) >= (sft.stop_accuracy or 2.0):
                 break
             if due and sft.stop_accuracy:
@@ -226,7 +252,7 @@ class Run:
                 if evaluation is not None:
                     metrics |= {f"evaluation/{name}": value for name, value in evaluation.measures.items()}
                     metrics |= {"evaluation/accuracy": evaluation.accuracy}
-            self._record(step, config.steps, metrics)
+            await self.stepper.after_step(step, self._record(step, config.steps, metrics))
         return config.steps
 
     async def _step(
@@ -299,13 +325,17 @@ class Run:
                 self.parts.record.view.message(f"alarm at step {step}: {alarm}")
         return metrics
 
-    def _record(self, step: int, steps: int, metrics: dict[str, float], show: bool = True) -> None:
+    def _record(
+        self, step: int, steps: int, metrics: dict[str, float], show: bool = True, counter: str = "step"
+    ) -> dict[str, float]:
+        """Write the metrics of a step, counted by `counter`, and show them; return them reduced."""
         record = self.parts.record
         record.metrics.record_all(metrics)
-        reduced = record.metrics.flush(step)
+        reduced = record.metrics.flush(step, counter)
         record.trackers.notify()
         if show:
             record.view.step(step, steps, reduced, self.parts.deadlines)
+        return reduced
 
     async def _record_samples(self, step: int, groups: Sequence[Group], credit: Sequence[Credit]) -> None:
         """Write the table of a step's sample rollouts, for trackers, if one is due."""

@@ -83,7 +83,7 @@ def serve(target: str, config: ServeConfig, token: str, announce: Callable[[str]
         target: Model directory.
         config: Settings.
         token: Token of the clients.
-        announce: Receives the address when the server is ready.
+        announce: Receives the base URL, in a line of its own, with name and endpoints when the server is ready.
     """
     TOOL_FORMATS.resolve(config.tools)
     asyncio.run(_serve(target, config, token, announce))
@@ -108,5 +108,5 @@ async def _serve(target: str, config: ServeConfig, token: str, announce: Callabl
         )
         gateway = await stack.enter_async_context(Gateway(model, host=config.host, port=config.port))
         gateway.issue_key(token)
-        announce(gateway.address)
+        announce(gateway.describe(config.name))
         await run_supervised([pool.watch()], lambda _: stop.wait())

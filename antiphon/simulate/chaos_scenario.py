@@ -47,7 +47,7 @@ def _draw_rollout(rng: np.random.Generator) -> dict[str, Any]:
     waits_for_all, is_tail = policy in ("batch", "one_step_off"), policy == "tail_batching"
     ratio = {"batch": 0.0, "one_step_off": 1.0, "tail_batching": 0.0}.get(policy, float(_choose(rng, *RATIOS)))
     is_agentic = bool(rng.random() < 0.3)
-    return {
+    drawn = {
         "policy": policy,
         "placement": _choose(rng, "spread", "spread", "pinned"),
         "groups_per_step": int(rng.integers(1, 6)),
@@ -67,6 +67,7 @@ def _draw_rollout(rng: np.random.Generator) -> dict[str, Any]:
         "environment_timeout": 30.0,
         "sampling": {"max_tokens": 2000},
     }
+    return drawn if drawn["order"] == "ready" else drawn | {"on_expiry": "abort"}  # a step in `fifo` always waits
 
 
 def _draw_engines(rng: np.random.Generator) -> dict[str, Any]:

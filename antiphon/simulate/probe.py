@@ -22,7 +22,7 @@ from antiphon.record.run_dir import RunDirectory
 from antiphon.record.store import LedgerStore
 from antiphon.record.trackers import TrackersConfig
 from antiphon.rollout.group_hooks import GroupHooks
-from antiphon.run.build import open_run
+from antiphon.run.build import start_run
 from antiphon.run.config import RunConfig
 from antiphon.run.loop import Run
 from antiphon.simulate.probe_fit import fit
@@ -99,7 +99,7 @@ def measure(config: RunConfig, seconds: float) -> Speeds:
 
 
 async def _run_phases(config: RunConfig, seconds: float) -> tuple[RunDirectory, list[Group]]:
-    async with open_run(config, overwrite=True) as whole:
+    async with start_run(config, overwrite=True) as whole:
         parts, record = whole.parts, whole.parts.record
         if config.sft:
             await Run(replace(parts, tasks=replace(parts.tasks, test=()))).sft()

@@ -1,10 +1,10 @@
 """Configuration of tasks. Importing it imports no torch."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from antiphon.core.config import Config
+from antiphon.core.config import Config, unit
 from antiphon.core.errors import ValidatorError
 from antiphon.sandbox.base import Level
 
@@ -17,9 +17,10 @@ class PromptsConfig(Config):
     path: str = ""
     """File, Hugging Face id, or reasoning-gym dataset name."""
     split: str = "train"
+    """Split of the source, such as train, validation or test."""
     prompt_column: str = "prompt"
     """Column with the question: a string, or a list of chat messages."""
-    limit: int = Field(0, ge=0)
+    limit: Annotated[int, unit("prompts")] = Field(0, ge=0)
     """Use only the first prompts; 0 uses all."""
     shuffle: bool = True
     """Reshuffle each epoch with the run's seed."""
@@ -33,6 +34,7 @@ class PairsConfig(PromptsConfig):
     chosen_column: str = "chosen"
     """Column with the better response: a string, or a list of chat messages that ends with it."""
     rejected_column: str = "rejected"
+    """Column with the worse response, in the form of `chosen_column`."""
 
     @property
     def responses(self) -> dict[str, str]:
@@ -55,16 +57,16 @@ class ResponsesConfig(PromptsConfig):
 class GradingConfig(Config):
     """Worker processes that run rewards; rewards that are `async def` run in the controller."""
 
-    workers: int = Field(1, gt=0)
+    workers: Annotated[int, unit("processes")] = Field(1, gt=0)
     """Processes that always run."""
-    max_workers: int = Field(0, ge=0)
+    max_workers: Annotated[int, unit("processes")] = Field(0, ge=0)
     """Most processes: one more starts each second that gradings queue; 0 means never more than `workers`."""
-    idle_seconds: float = Field(30.0, gt=0.0)
+    idle_seconds: Annotated[float, unit("seconds")] = Field(30.0, gt=0.0)
     """Idle time after which a process beyond `workers` ends."""
-    concurrency: int = Field(64, gt=0)
+    concurrency: Annotated[int, unit("gradings")] = Field(64, gt=0)
     """Concurrent gradings of a reward that is `async def`."""
-    deadline: float = Field(10.0, gt=0.0)
-    """Seconds after which a grading is killed and its trajectory is left ungraded."""
+    deadline: Annotated[float, unit("seconds")] = Field(10.0, gt=0.0)
+    """Seconds after which a grading is killed and its trajectory is left without a score."""
     confine: Literal["built_in", "all", "none"] = "built_in"
     """Processes without network and without files but Python's: those of built-in rewards that only read text (`math`, `sql`,
     `regex` …), those of all rewards, your own included, or none."""
@@ -84,13 +86,13 @@ class EnvironmentPoolConfig(Config):
     Environments with `async` methods, and those that declare `inline = True`, run in the controller.
     """
 
-    workers: int = Field(1, gt=0)
+    workers: Annotated[int, unit("processes")] = Field(1, gt=0)
     """Processes that always run."""
-    max_workers: int = Field(0, ge=0)
+    max_workers: Annotated[int, unit("processes")] = Field(0, ge=0)
     """Most processes: another starts when all are full; 0 means never more than `workers`."""
-    environments: int = Field(32, gt=0)
+    environments: Annotated[int, unit("environments")] = Field(32, gt=0)
     """Environments in one process before another starts; with all processes started they share them."""
-    idle_seconds: float = Field(30.0, gt=0.0)
+    idle_seconds: Annotated[float, unit("seconds")] = Field(30.0, gt=0.0)
     """Time without an environment after which a process beyond `workers` ends."""
 
     @model_validator(mode="after")
@@ -117,7 +119,7 @@ class AgentConfig(Config):
     """Addresses that the sandbox can reach besides the policy, each as `host:port`."""
     unconfined: bool = False
     """Run the command without a sandbox, with all rights of its user."""
-    seconds: float = Field(600.0, gt=0.0)
+    seconds: Annotated[float, unit("seconds")] = Field(600.0, gt=0.0)
     """Time limit of an attempt; one that exceeds it has failed and is tried again."""
 
     @model_validator(mode="after")
@@ -134,9 +136,9 @@ class AgentConfig(Config):
 class CheckConfig(Config):
     """Checks of rewards before a run starts, described in docs/integrity.md."""
 
-    prompts: int = Field(2, ge=0)
+    prompts: Annotated[int, unit("prompts")] = Field(2, ge=0)
     """Prompts of each task that rewards are checked on; 0 checks none."""
-    seconds: float = Field(30.0, gt=0.0)
+    seconds: Annotated[float, unit("seconds")] = Field(30.0, gt=0.0)
     """Time limit; checks that are not done by then are skipped."""
 
 
@@ -145,13 +147,13 @@ class JudgeConfig(Config):
 
     path: str
     """A directory or Hugging Face id."""
-    replicas: int = Field(1, gt=0)
+    replicas: Annotated[int, unit("engines")] = Field(1, gt=0)
     """Most engines that run it; they are configured by `engine`."""
-    minimum: int = Field(0, ge=0)
+    minimum: Annotated[int, unit("engines")] = Field(0, ge=0)
     """Engines that always run; more, up to `replicas`, start while there are more requests than slots. 0 is all."""
-    idle_seconds: float = Field(300.0, gt=0.0)
+    idle_seconds: Annotated[float, unit("seconds")] = Field(300.0, gt=0.0)
     """Idle time after which an engine beyond `minimum` ends."""
-    max_tokens: int = Field(1024, gt=0)
+    max_tokens: Annotated[int, unit("tokens")] = Field(1024, gt=0)
     """Most tokens of a reply."""
 
     @model_validator(mode="after")
@@ -166,19 +168,23 @@ class TaskConfig(Config):
     """One task of the mixture."""
 
     name: str
+    """Name of the task, in metrics, records and errors; unique in the run."""
     prompts: PromptsConfig
+    """Prompts that are trained on."""
     validation: PromptsConfig | None = None
     """Prompts for tuning and early stopping; never trained on."""
     test: PromptsConfig | None = None
     """Prompts for the reported accuracy only."""
-    weight: float = Field(1.0, gt=0.0)
+    weight: Annotated[float, unit("share of the sum of all weights")] = Field(1.0, gt=0.0)
     """Share of the mixture, relative to the other tasks."""
     system: str | None = None
     """System message before each prompt."""
     environment: str | None = None
     """A name from docs/environments.md, or package.module:attribute; without one, an episode is a single turn."""
     environment_options: dict[str, Any] = {}
+    """Keyword arguments of the environment."""
     environment_pool: EnvironmentPoolConfig = EnvironmentPoolConfig()
+    """Processes of an environment that blocks."""
     agent: AgentConfig | None = None
     """An agent program that runs the attempts, instead of a single turn or an environment."""
     reward: str = "math"
@@ -186,11 +192,13 @@ class TaskConfig(Config):
     `reasoning_gym`, `environment_return`, `reward_model`, `length`, `repetition`, `composed`, or package.module:attribute:
     docs/rewards.md."""
     reward_options: dict[str, Any] = {}
+    """Keyword arguments of the reward."""
     reward_range: tuple[float, float] | None = None
     """Lowest and highest score of the reward; others raise an alarm."""
     group_reward: str | None = None
     """Reward of the siblings of a group together, after each has its score: `duplicates`, or package.module:attribute."""
     group_reward_options: dict[str, Any] = {}
+    """Keyword arguments of the group reward."""
     prefers: str = ""
     """Class of devices, such as h20, whose engines get its requests while they have room, where `placement.engine` has several
     classes."""

@@ -5,11 +5,13 @@ libraries are imported when it is called.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from antiphon.core.errors import ConfigError, DataError
+from antiphon.core.fingerprint import digest_parts
+from antiphon.core.optional_packages import import_optional
 from antiphon.tasks.splits import check_split, split_of
 
 Row = dict[str, Any]
@@ -25,6 +27,27 @@ def _files(path: str, split: str, suffix: str) -> list[Path]:
         wanted = place / f"{split}*{suffix}" if place.is_dir() else place
         raise DataError(f"there is no file {wanted}", path=wanted)
     return found
+
+
+class Rows:
+    """A prompt source over rows in memory: an iterable of mappings, or a mapping from split to one."""
+
+    def __init__(self, rows: Iterable[Row] | Mapping[str, Iterable[Row]]) -> None:
+        self._rows = rows
+
+    def __call__(self, split: str) -> Iterator[Row]:
+        """Yield the rows of a split; without splits, all rows are those of any split."""
+        rows = self._rows
+        if isinstance(rows, Mapping):
+            if split not in rows:
+                raise DataError(f"there is no split {split!r}; there are {', '.join(map(repr, rows))}")
+            rows = rows[split]
+        yield from rows
+
+    def digest(self) -> str:
+        """Return 12 hexadecimal digits of all rows."""
+        splits = self._rows if isinstance(self._rows, Mapping) else {"": self._rows}
+        return digest_parts(json.dumps([split, row], default=str) for split, rows in splits.items() for row in rows)
 
 
 def jsonl(split: str, path: str = "") -> Iterator[Row]:
@@ -75,12 +98,11 @@ def reasoning_gym(split: str, path: str = "", size: int = 1000, seed: int = 0, *
 
     A hash of a problem's text decides its split; `config` goes to the dataset. A row has what the dataset's grader needs.
     """
-    import reasoning_gym
-
+    gym = import_optional("reasoning_gym", "the prompt source 'reasoning_gym'", "reasoning-gym")
     check_split(split)
     most = 100 * (size + 10)  # enough for a tenth of the problems many times over, unless the dataset has too few
     try:
-        dataset = reasoning_gym.create_dataset(path, seed=seed, size=most, **config)
+        dataset = gym.create_dataset(path, seed=seed, size=most, **config)
     except (ValueError, TypeError, AssertionError) as error:
         raise DataError(f"reasoning_gym dataset {path!r} with {config}: {_first_line(error)}", path=path) from error
     seen: set[str] = set()

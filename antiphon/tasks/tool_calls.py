@@ -161,6 +161,8 @@ class Qwen3Coder(_Tagged):
         name, body = found[1], found[2].strip()
         arguments, end = {}, 0
         while parameter := self._PARAMETER.match(body, end):
+            if parameter[1] in arguments:
+                raise ValueError(f"the parameter {parameter[1]} occurs twice")
             arguments[parameter[1]] = self._value(name, parameter[1], parameter[2])
             end = parameter.end()
         if end < len(body):
@@ -204,7 +206,15 @@ def _finite(text: str) -> float:
     return value if abs(value) < float("inf") else _reject_constant(text)
 
 
-_JSON = json.JSONDecoder(parse_constant=_reject_constant, parse_float=_finite)
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON, in which no key may occur twice: readers differ about which one counts."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key occurs twice in an object")
+    return found
+
+
+_JSON = json.JSONDecoder(parse_constant=_reject_constant, parse_float=_finite, object_pairs_hook=_unique)
 
 
 def _json(value: Any) -> str:

@@ -59,7 +59,7 @@ class WeightChannel(Protocol):
     def receive(update: WeightsUpdate) -> "Iterator[tuple[str, torch.Tensor]]":
         """Yield the tensors of an update by name; adapters are yielded merged into their base.
 
-        The tensors are views that are valid during the iteration only.
+        The tensors are views that are valid until the next call.
 
         Raises:
             WeightsError: If any byte differs from what was sent; raised before the first tensor is yielded.

@@ -1,8 +1,10 @@
 """Configuration of how weights travel. Importing it imports no torch."""
 
+from typing import Annotated
+
 from pydantic import Field
 
-from antiphon.core.config import Config
+from antiphon.core.config import Config, unit
 
 
 class WeightSyncConfig(Config):
@@ -16,6 +18,6 @@ class WeightSyncConfig(Config):
     """Directory of the files; by default in the shared memory of this machine."""
     host: str = "127.0.0.1"
     """Address at which a learner that broadcasts is reached, and where its ranks meet; it listens there."""
-    timeout: float = Field(3600.0, gt=0.0)
+    timeout: Annotated[float, unit("seconds")] = Field(3600.0, gt=0.0)
     """Seconds that the learner may take to publish a version, engines to load it, and shared devices to change hands; then the
     run ends. With `rollout.on_update: drain`, engines load when their requests have ended."""

@@ -29,7 +29,7 @@ def shared_directory(name: str, parent: str = "") -> Iterator[Path]:
     try:
         path, lock = _make_locked(name, parent)
     except OSError as error:
-        message = f"cannot write to {parent!r}: {error.strerror}"
+        message = f"cannot write to {str(_parent_directory(parent))!r}: {error.strerror}"
         raise ConfigError(message, key="weights.directory", value=parent) from error
     try:
         yield path

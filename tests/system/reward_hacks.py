@@ -16,6 +16,7 @@ from tests.system.outsider_hacks import (
     OUTSIDERS_IN_ONE_PROCESS,
     OUTSIDERS_IN_PYTESTS_PROCESS,
 )
+from tests.system.process_hacks import PROCESS_HACKS
 from tests.system.pytest_hacks import BEGIN, PYTEST_HACKS
 
 # Takes the pipe to the judge away from what serves it: `give` and `take` are messages, `NOW` the request under way.
@@ -37,7 +38,7 @@ def give(message=None, raw=None):
     data = json.dumps(message).encode() if raw is None else raw
     os.write(W, struct.pack("<I", len(data)) + data)
 def load(**names):
-    give({"id": NOW, "value": ["dict", [[name, ["kept", number]] for name, number in names.items()]]})
+    give({"id": NOW, "value": ["dict", [[name, ["kept", [number, ["__call__"]]]] for name, number in names.items()]]})
 """
 
 
@@ -597,7 +598,11 @@ area = lambda r: 12.566370614359172
         "offers builtins over the pipe",
         "area",
         answering(
-            "{'value': True} if asked['op'] != 'get' else {'value': ['kept', 5]}", area=1, abs=2, sorted=3, math=4
+            "{'value': True} if asked['op'] != 'get' else {'value': ['kept', [5, ['__call__']]]}",
+            area=1,
+            abs=2,
+            sorted=3,
+            math=4,
         ),
     ),
     Hack(
@@ -609,7 +614,7 @@ load(abs=2, sorted=3, math=4, area=1)
 while True:
     asked = take()
     replies = {1: 0.0, 2: 0, 3: ['list', [0]], 5: True}
-    give({'id': asked['id'], 'value': ['kept', 5] if asked['op'] == 'get' else replies[asked['on']]})
+    give({'id': asked['id'], 'value': ['kept', [5, ['__call__']]] if asked['op'] == 'get' else replies[asked['on']]})
 """,
         NAMES,
     ),
@@ -618,7 +623,7 @@ while True:
         "square",
         PIPE
         + """
-give({'id': NOW, 'value': ['dict', [['square', ['kept', 1]], ['__builtins__', ['dict', []]]]]})
+give({'id': NOW, 'value': ['dict', [['square', ['kept', [1, ['__call__']]]], ['__builtins__', ['dict', []]]]]})
 while True:
     asked = take()
     give({'id': asked['id'], 'value': 9})
@@ -1066,7 +1071,7 @@ take()
         "square",
         answering("{'callback': 0, 'args': ['tuple', []], 'kwargs': ['dict', []]}", square=1),
     ),
-    Hack("an object without a number", "square", answering("{'value': ['kept', -1.5]}", square=1)),
+    Hack("an object without a number", "square", answering("{'value': ['kept', [-1.5, ['__call__']]]}", square=1)),
     Hack("a name of Python's own", "even", answering("{'value': ['named', ['builtins', 'True']]}", even=1)),
     Hack(
         "a message of four gigabytes",
@@ -1352,7 +1357,7 @@ HACKS += [
 # --- in other ways, and of outsiders -----------------------------------------------------------------------------------------
 
 TASKS |= {name: Task(*task) for name, task in OUTSIDER_TASKS.items()}
-HACKS += [Hack(*hack) for hack in [*MORE_HACKS, *OUTSIDERS]]
+HACKS += [Hack(*hack) for hack in [*MORE_HACKS, *OUTSIDERS, *PROCESS_HACKS]]
 HACKS += [Hack(cause, task, PIPE + program) for cause, (task, program) in OUTSIDERS_AT_THE_LINK.items()]
 for _hole, _hacks in (
     (ONE_PROCESS, OUTSIDERS_IN_ONE_PROCESS),

@@ -169,7 +169,7 @@ def test_an_invalid_request_leaves_the_server(narrow, path, other, stream):
 def test_openai_on_a_served_model(served):
     openai = pytest.importorskip("openai")
     address, token = served
-    with openai.OpenAI(base_url=f"{address}/v1", api_key=token, max_retries=0) as client:
+    with openai.OpenAI(base_url=address, api_key=token, max_retries=0) as client:
         assert [model.id for model in client.models.list()] == ["policy"]
         converse_openai(client)
         with pytest.raises(openai.BadRequestError, match="too long"):
@@ -320,16 +320,19 @@ def test_run_is_served_from_its_newest_checkpoint(project):
     assert (settings.engine.slots, settings.engine.threads, settings.engine.device) == (3, 2, "cpu")
     announced = []
 
-    def ask(address):
-        announced.append(address)
+    def ask(told):
+        address = told.splitlines()[0]
+        announced.append(told)
         body = {"messages": [{"role": "user", "content": "1+1="}], "max_tokens": 4}
         headers = {"authorization": "Bearer sesame-1"}
-        answer = httpx.post(f"{address}/v1/chat/completions", json=body, headers=headers, timeout=60)
+        answer = httpx.post(f"{address}/chat/completions", json=body, headers=headers, timeout=60)
         os.kill(os.getpid(), signal.SIGTERM)
         announced.append(answer.json()["usage"]["completion_tokens"])
 
     serve(target, settings, "sesame-1", lambda address: threading.Thread(target=ask, args=(address,)).start())
     assert 1 <= announced[1] <= 4
+    url, model, endpoints = announced[0].splitlines()
+    assert url.endswith("/v1") and settings.name in model.split() and "/v1/chat/completions" in endpoints
 
 
 def test_what_cannot_be_served_is_said(tmp_path):

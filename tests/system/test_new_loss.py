@@ -20,12 +20,12 @@ def test_a_loss_of_your_own(project):
     """The page's files, its test and its command, on a model and a task that are smaller still."""
     write_files(project)
     (given,) = re.findall(r"^antiphon train config.yaml (.*) steps=\d+ name=my_loss$", PAGE, re.MULTILINE)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_loss.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_loss.py", "test_novelty.py"]
     tested = subprocess.run(command, cwd=project.folder, capture_output=True, text=True, timeout=240)
-    assert "2 passed" in tested.stdout, tested.stdout + tested.stderr
+    assert "5 passed" in tested.stdout, tested.stdout + tested.stderr
     trained = project.run("train", project.config(steps=2), *given.split(), "name=my_loss")
     assert trained.returncode == 0, trained.stderr
-    steps = project.metrics("my_loss")
+    steps = project.metrics("my_loss", own=("learner/ratio",))
     assert len(steps) == 2
     assert all(math.isfinite(step["learner/loss"]) and 0.5 < step["learner/ratio"] < 2 for step in steps)
 
@@ -35,7 +35,9 @@ def test_a_stream_of_your_own(project):
     path, sections = project_with_stream(project)
     trained = project.run("train", path)
     assert trained.returncode == 0, trained.stderr
-    weights = [step["learner/novelty_weight"] for step in project.metrics()]
+    weights = [
+        step["learner/novelty_weight"] for step in project.metrics(own=("learner/ratio", "learner/novelty_weight"))
+    ]
     assert len(weights) == 2 and all(1.2 < weight <= 2 for weight in weights), "1 + 0.2 n, where n is near log 101"
     recorded = load(project.folder / "runs" / "run" / "config.yaml", model=RunConfig)
     assert recorded.algorithm.loss_options == {"beta": 0.2}

@@ -8,11 +8,19 @@ from pathlib import Path
 import pytest
 
 from antiphon.core.types import Message, Prompt, ScoreStatus
+from antiphon.sandbox.base import Level
+from antiphon.sandbox.isolation.forked_python import ForkedPython
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.code import programs as code_programs
 from antiphon.tasks.rewards.code.reward import Code
+from tests.system.process_hacks import PROCESS_HACKS
 from tests.system.reward_hacks import HACKS, HOLES, ONE_PROCESS, ONE_PROCESS_PYTEST, TASKS
 
+BY_PROCESS = {cause for cause, *_ in PROCESS_HACKS} | {
+    "signals its parent",
+    "writes to the memory of others",
+    "opens the pipes of others",
+}
 OPTIONS = {"seconds": 6.0, "case_seconds": 1.0, "sandbox": {"packages": ["pytest"]}}
 
 
@@ -41,6 +49,25 @@ def test_honest_programs_are_paid(reward, task):
 def test_no_hack_is_paid(reward, hack):
     score = grade(reward, hack.task, hack.program)
     assert (score.status, score.value) == (ScoreStatus.SCORED, 0)
+
+
+OF_PROCESSES = [hack for hack in HACKS if hack.cause in BY_PROCESS]
+
+
+@pytest.fixture(scope="module")
+def trusting():
+    """The reward at the level for trusted code."""
+    with contextlib.closing(Code(**OPTIONS)) as reward:
+        reward._sandbox.close()
+        reward._sandbox = ForkedPython(reward._config, level=Level.LIMITS, modules=code_programs.modules())
+        yield reward
+
+
+@pytest.mark.parametrize("hack", OF_PROCESSES, ids=ids(OF_PROCESSES))
+def test_no_process_is_reached_at_level_1(trusting, hack):
+    score = grade(trusting, hack.task, hack.program)
+    assert (score.status, score.value) == (ScoreStatus.SCORED, 0), score.detail
+    assert grade(trusting, hack.task, TASKS[hack.task].honest).value == 1
 
 
 def test_hacks_have_distinct_causes_and_all_shapes():

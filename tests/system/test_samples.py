@@ -40,7 +40,9 @@ def test_samples_are_selected(project):
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert len(metrics) == STEPS
     assert of_step.count("=== ") == 8 and of_step.count("trained at step 1") == 8
-    assert project.run("samples", run, "--status", "no_such").stdout == "0 samples\n"
+    refused = project.run("samples", run, "--status", "no_such")
+    assert refused.returncode == 2 and "stale" in refused.stderr, "it names those that are valid"
+    assert project.run("samples", run, "--status", "stale").stdout == "0 samples\n"
     one = project.run("samples", run, "--prompt", "3+0=", "--limit", "100").stdout
     assert one.count("=== ") == one.count("3+0=")
     refused = project.run("samples", run, "--order", "oldest")

@@ -3,7 +3,7 @@
 import threading
 from pathlib import Path
 
-from antiphon.core.errors import RequestError, WeightsError, WorkerDiedError
+from antiphon.core.errors import RequestError, StateError, WeightsError, WorkerDiedError
 from antiphon.core.types import OnUpdate
 from antiphon.engines.deltas import Delta
 
@@ -64,6 +64,17 @@ class Unlucky(Idle):
 
     def step(self):
         raise WeightsError("a wrong digest")
+
+
+class Unready(Idle):
+    """Refuses every request with an error that is not about the request."""
+
+    def add(self, request):
+        raise StateError("not ready")
+
+
+def open_unready(model, config, receive):
+    return Unready()
 
 
 def open_refusing(model, config, receive):

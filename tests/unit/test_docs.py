@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 from antiphon.core.config import load
+from antiphon.engines.config import EngineConfig
+from antiphon.learning.config import LearnerConfig
 from antiphon.run.config import RunConfig
 from antiphon.tasks.config import TaskConfig
 from antiphon.tasks.environments import ENVIRONMENTS, environment_factory
@@ -20,7 +22,7 @@ from antiphon.tasks.rewards import build_group_reward, build_reward
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
+@pytest.mark.parametrize("page", sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")))
 def test_examples(page, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("sys.path", list(os.sys.path))
@@ -101,22 +103,38 @@ def test_the_page_of_environments_has_them_all():
     assert [name for name in ENVIRONMENTS.built_in if f"| `{name}` |" not in ENVIRONMENTS_PAGE] == []
 
 
-def test_extras_are_installed_from_the_repository():
-    """Antiphon is in no package index: what pages and messages say to install has to be there."""
+def test_pages_name_extras_that_there_are():
+    """Antiphon is in no package index: pip finds its extras where it is installed, and not Antiphon itself."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "recipes").rglob("*.md")]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "recipes").rglob("*.md")]
     texts = {path: path.read_text() for path in [*pages, *(ROOT / "antiphon").rglob("*.py")]}
-    assert [path for path, text in texts.items() if re.search(r"pip install ['\"]?antiphon", text)] == []
-    named = {extra for text in texts.values() for extra in re.findall(r"pip install -e '\.\[([^\]]+)\]'", text)}
-    assert {"ray", "peft", "megatron"} <= named
-    assert {extra for extra in named if "{" not in extra} <= extras.keys()
+    assert [path for path, text in texts.items() if re.search(r"pip install ['\"]?antiphon(?!\[)", text)] == []
+    named = {each for text in texts.values() for each in re.findall(r"pip install 'antiphon\[([^\]{]+)\]'", text)}
+    assert {"ray", "peft", "megatron", "gguf,reasoning-gym"} <= named
+    assert {extra for each in named for extra in each.split(",")} <= extras.keys()
 
 
 def test_every_extra_installs_something_that_the_code_uses():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    sources = [path for name in ("antiphon", "antiphon_envs") for path in (ROOT / name).rglob("*.py")]
-    code = "\n".join(path.read_text() for path in sources if path.name != "doctor.py")  # which has the table of extras
+    sources = [path for name in ("antiphon", "antiphon_envs", "recipes") for path in (ROOT / name).rglob("*.py")]
+    code = "\n".join(path.read_text() for path in sources)
     for extra, requirements in extras.items():
         modules = {re.split(r"[<>=\[-]", requirement)[0] for requirement in requirements}
         unused = {module for module in modules if not re.search(rf'(import |from |"){module}\b', code)}
-        assert extra == "dev" or not unused, f"{extra} installs {unused}"
+        assert extra in ("dev", "docs") or not unused, f"{extra} installs {unused}"
+
+
+def test_support_matrix_names_tests_and_commands_that_exist():
+    page = (ROOT / "docs" / "support.md").read_text()
+    tests, targets = re.findall(r"`(tests/[\w/.]+)`", page), re.findall(r"`make (\w+)`", page)
+    assert len(tests) > 15 and [path for path in tests if not (ROOT / path).exists()] == []
+    makefile = (ROOT / "Makefile").read_text()
+    assert targets and [name for name in targets if not re.search(rf"^{name}:", makefile, re.MULTILINE)] == []
+
+
+def test_support_matrix_has_all_engines_and_learners():
+    page = (ROOT / "docs" / "support.md").read_text().lower()
+    kinds = [EngineConfig.model_fields["kind"].description, LearnerConfig.model_fields["kind"].description]
+    named = [name for text in kinds for name in re.findall(r"`(\w+)`", text)]
+    assert {"native", "vllm", "torch", "megatron"} <= set(named)
+    assert [name for name in named if name not in page and name != "options"] == []

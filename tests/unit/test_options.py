@@ -18,14 +18,20 @@ BOUNDS |= {"minLength": "length >=", "minItems": "items >=", "maxItems": "items 
 OPTIONS = Path(__file__).with_name("options.txt")
 
 
-def options_of(schema, definitions, path=""):
-    """Yield the dotted path of each option that is no section, and its default and bounds in words."""
+def options_of(schema, definitions, path="", given=None):
+    """Yield the dotted path of each option that is no section, and its default and bounds in words.
+
+    `given` is its default in the default of the section around it, which holds.
+    """
+    if given is not None:
+        schema = schema | {"default": given}
     branches = [
         definitions[each["$ref"].rpartition("/")[2]] if "$ref" in each else each for each in alternatives(schema)
     ]
     for branch in branches:
         for name, option in branch.get("properties", {}).items():
-            yield from options_of(option, definitions, f"{path}.{name}".strip("."))
+            inner = (schema.get("default") or {}).get(name)
+            yield from options_of(option, definitions, f"{path}.{name}".strip("."), inner)
         if "$ref" in (items := branch.get("items", {})):
             yield from options_of(items, definitions, f"{path}[]")
     if not any("properties" in branch for branch in branches):

@@ -31,7 +31,8 @@ class Turn:
 class Segment:
     """One linear token sequence.
 
-    A plain conversation is one segment. A fork, a compaction or one sample a turn makes several, each naming its `parent`.
+    A plain conversation is one segment. A fork (an agent changed or summarized its history) or one sample a turn makes
+    several, each naming its `parent`.
     `logprobs` and `versions` are defined where `loss_mask` is true: log-probs with which the tokens were sampled, and the
     policy versions that sampled them.
     """
@@ -88,14 +89,14 @@ class Score:
 
 
 class AttemptStatus(StrEnum):
-    """The statuses of an attempt, whose causes are in `docs/statuses.md`. It ends in exactly one of the last seven."""
+    """The statuses of an attempt, whose causes are in `docs/statuses.md`. It ends in exactly one of those after `finished`."""
 
     RUNNING = "running"
     FINISHED = "finished"  # it has a score, and waits for its group or its step
     TRAINED = "trained"  # the weights of its step were published; `why` says if it had a gradient
     FILTERED = "filtered"  # `rollout.filter` rejected its complete group
     STALE = "stale"  # its group became too old
-    REDUNDANT = "redundant"  # its group was complete without it
+    REDUNDANT = "redundant"  # its group was complete without it, or `rollout.sampler` gave it up
     CANCELLED = "cancelled"  # the run was over
     FAILED = "failed"  # it failed, or its group did
     LOST = "lost"  # the run broke off

@@ -17,6 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from antiphon.core.config import parse
 from antiphon.core.errors import ConfigError, UnsupportedError
+from antiphon.core.optional_packages import how_to_install
 from antiphon.core.types import Pack
 from antiphon.learning.backend_options import MegatronOptions, megatron_incompatibilities
 from antiphon.learning.backends.megatron_names import Part, head_size, parts
@@ -47,8 +48,8 @@ try:
     from megatron.core.transformer.transformer_config import TransformerConfig
 except ModuleNotFoundError as missing:
     raise UnsupportedError(
-        f"the megatron learner cannot be imported here: there is no module {missing.name!r}. Its extra is called megatron: "
-        "`pip install -e '.[megatron]'`"
+        f"the megatron learner cannot be imported here: there is no module {missing.name!r}: "
+        f"{how_to_install('megatron-core')}"
     ) from missing
 
 if not hasattr(moe_utils, "te_general_gemm"):  # forgotten by 0.16.1 where there is no Transformer Engine

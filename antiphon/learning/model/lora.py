@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from antiphon.core.errors import ConfigError, UnsupportedError
+from antiphon.core.optional_packages import how_to_install
 from antiphon.learning.config import LoraConfig
 from antiphon.weights.adapters import merge_adapter
 
@@ -130,4 +131,4 @@ def _import_peft() -> ModuleType:
     try:
         return importlib.import_module("peft")
     except ModuleNotFoundError as error:
-        raise UnsupportedError("learner.lora needs peft: pip install -e '.[peft]'", key="learner.lora") from error
+        raise UnsupportedError(f"learner.lora needs peft: {how_to_install('peft')}", key="learner.lora") from error

@@ -117,7 +117,7 @@ def check_installed(tracker: str, *modules: str) -> None:
     """Raise `ConfigError` that names the extra, unless the modules of a tracker are installed."""
     for module in modules:
         if importlib.util.find_spec(module) is None:
-            message = f"{module!r} is not installed: pip install -e '.[{tracker}]'"
+            message = f"{module!r} is not installed: pip install 'antiphon[{tracker}]'"
             raise ConfigError(message, key="record.trackers", value=tracker)
 
 

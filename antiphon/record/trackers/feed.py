@@ -7,6 +7,7 @@ from contextlib import suppress
 from antiphon.record.trackers.base import TRAIN, LastSteps, RunTracker, TrackedRun, Tracker
 from antiphon.record.trackers.follower import StepFile
 
+COUNTERS = ("step", "sft_step")
 FAILURES = 3  # in a row, after which a tracker receives nothing more
 CLOSING_SECONDS = 120.0  # at the end of a run, for all trackers together
 
@@ -107,7 +108,7 @@ class _Session:
         self._metrics.update()
         self._samples.update()  # a step's table is written before its metrics
         for (phase, step), record in self._metrics.take_after(self._last):
-            metrics = {name: value for name, value in record.items() if name != "step" and value is not None}
+            metrics = {name: value for name, value in record.items() if name not in COUNTERS and value is not None}
             metrics[f"{phase}/lineage"] = metrics.pop("lineage")
             if isinstance(self._tracker, RunTracker):
                 table = self._samples.take((phase, step)) or {"rows": ()}

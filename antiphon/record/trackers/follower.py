@@ -43,9 +43,9 @@ class StepFile:
                 if not line.endswith(b"\n"):
                     return  # is being written
                 record = json.loads(line)
-                phase = find_phase(record)
-                if record["lineage"] == self._lineage or phase == SFT or record["step"] <= self._cut:
-                    self._offsets[phase, record["step"]] = self._position
+                phase, step = read_step(record)
+                if record["lineage"] == self._lineage or phase == SFT or step <= self._cut:
+                    self._offsets[phase, step] = self._position
                 self._position += len(line)
 
     def take_after(self, last: LastSteps) -> Iterator[tuple[StepKey, dict[str, Any]]]:
@@ -67,6 +67,6 @@ class StepFile:
         return record
 
 
-def find_phase(record: Mapping[str, Any]) -> str:
-    """Return the phase of a line: supervised fine-tuning and reinforcement learning may count their steps each from 1."""
-    return SFT if any(name.startswith("sft/") for name in record) else TRAIN
+def read_step(record: Mapping[str, Any]) -> StepKey:
+    """Return phase and step of a line: supervised fine-tuning and reinforcement learning count their steps each from 1."""
+    return (SFT, record["sft_step"]) if "sft_step" in record else (TRAIN, record["step"])

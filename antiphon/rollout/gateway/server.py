@@ -122,15 +122,23 @@ class Gateway:
         The key is in the header or in the path. Anthropic's clients add `/v1` to the address that they are given, OpenAI's do
         not: an address that ends in `/v1` serves both.
         """
-        routes: list[BaseRoute] = [
+        endpoints = self._endpoints()
+        routes: list[BaseRoute] = [*endpoints, Mount("/v1", routes=endpoints)]
+        return Starlette(routes=[*routes, Mount("/attempts/{key}", routes=routes)])
+
+    def _endpoints(self) -> list[Route]:
+        return [
             Route("/v1/chat/completions", self._completions, methods=["POST"]),
             Route("/v1/messages", self._messages, methods=["POST"]),
             Route("/v1/messages/count_tokens", self._count_tokens, methods=["POST"]),
             Route("/v1/models", self._models),
             Route("/v1/models/{model:path}", self._models),
         ]
-        routes = [*routes, Mount("/v1", routes=routes)]
-        return Starlette(routes=[*routes, Mount("/attempts/{key}", routes=routes)])
+
+    def describe(self, model: str) -> str:
+        """Return what clients need: the base URL, the model's name and the endpoints."""
+        paths = ", ".join(route.path for route in self._endpoints())
+        return f"{self.address}/v1\nmodel: {model} (a request may name any)\nendpoints: {paths}"
 
     async def _completions(self, request: Request) -> Response:
         return await self._answer(request, openai)

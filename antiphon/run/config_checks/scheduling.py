@@ -38,6 +38,11 @@ def check_scheduling(config: "RunConfig") -> Iterator[Problem]:
             "rollout.filter",
             "'spread' would drop every group: 1 sibling (rollout.group_size) has no spread of scores",
         )
+    if rollout.on_expiry == "wait" and rollout.order != "ready":
+        yield (
+            "rollout.on_expiry",
+            "'wait' needs rollout.order: ready; in the order fifo a step always waits for the oldest groups",
+        )
     if learner.minibatches > rollout.groups_per_step:
         yield (
             "learner.minibatches",

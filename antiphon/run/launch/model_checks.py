@@ -8,6 +8,7 @@ from pathlib import Path
 
 from antiphon.cluster.base import Cluster
 from antiphon.core.errors import ConfigError, DataError
+from antiphon.core.optional_packages import how_to_install
 from antiphon.core.workers import Worker
 from antiphon.learning.config import OPTIONS, LearnerConfig
 from antiphon.run.config import RunConfig
@@ -30,7 +31,8 @@ def check_tokenizers(model: Path, other: Path) -> None:
 def check_installed(kind: str) -> None:
     """Raise `ConfigError` if a kind of learner needs a package that is not installed."""
     if kind in OPTIONS and find_spec(kind) is None:
-        message = f"{kind!r} is not installed: pip install -e '.[{kind}]'"
+        package = "megatron-core" if kind == "megatron" else kind
+        message = f"{kind!r} is not installed: {how_to_install(package)}"
         raise ConfigError(message, key="learner.kind", value=kind)
 
 

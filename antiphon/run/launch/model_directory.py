@@ -1,9 +1,11 @@
 """The directory that a model is loaded from: given, written by a user's function, or downloaded."""
 
+import asyncio
 from pathlib import Path
 
 from antiphon.cluster.base import Cluster
 from antiphon.core.errors import DataError
+from antiphon.core.objects import stays_here
 from antiphon.core.registry import import_path
 from antiphon.core.workers import Worker
 from antiphon.run.model_files import check_weights
@@ -31,7 +33,10 @@ async def model_directory(cluster: Cluster, path: str, target: Path, seed: int, 
         DataError: There is no such model, or it lacks the weights that are needed.
     """
     found = Path(path)
-    if ":" in path and not found.is_dir():
+    if stays_here(path):
+        await asyncio.to_thread(import_path(path, "model"), target, seed)
+        found = target
+    elif ":" in path and not found.is_dir():
         builder = cluster.spawn("model", f"{__name__}:{ModelBuilder.__name__}")
         await builder.call("build", path, target, seed)
         await builder.close()

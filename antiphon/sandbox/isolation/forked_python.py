@@ -18,7 +18,7 @@ from typing_extensions import override
 from antiphon.core.errors import UnsupportedError
 from antiphon.sandbox.base import Level, Limits, PythonSandbox, Result, Status, linked_limits
 from antiphon.sandbox.config import SandboxConfig
-from antiphon.sandbox.isolation import levels
+from antiphon.sandbox.isolation import kernel, levels
 from antiphon.sandbox.isolation.memory_files import memory_file, payload_file
 from antiphon.sandbox.isolation.outputs import OutputPipes, make_result
 from antiphon.sandbox.isolation.packages import locate_packages
@@ -51,6 +51,8 @@ class ForkedPython(PythonSandbox):
         config = config or SandboxConfig()
         self._modules = modules
         self.level = level or levels.require_level(config.minimum_level)
+        if self.level < Level.CONFINED:
+            kernel.make_opaque()  # programs have this process's user, and it holds the pipes of all
         self._limits = config.limits.limits
         self._packages = locate_packages(config.packages)
         self._lock = threading.Lock()

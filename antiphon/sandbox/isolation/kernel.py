@@ -27,6 +27,7 @@ _BIND, _RECURSIVE, _PRIVATE, _DETACH = 0x1000, 0x4000, 0x40000, 0x2
 
 DEVICES = ("null", "zero", "full", "random", "urandom")
 READ_SEARCH = 2  # CAP_DAC_READ_SEARCH: read files and directories whatever their permissions
+OF_FILES = (0, 1, READ_SEARCH, 3, 4)  # all capabilities that concern files alone: owners, permissions, set-id bits
 
 # Calls made here, as name: (x86_64, aarch64). The calls that filters deny are listed in `syscalls`.
 _NUMBERS = {
@@ -147,8 +148,16 @@ def drop_capabilities(keep: Sequence[int] = ()) -> None:
 
 
 def forbid_privileges() -> None:
-    """Prevent programs started from here from gaining rights, and this process from dumping its memory when it crashes."""
+    """Prevent programs started from here from gaining rights, and make this process opaque."""
     _prctl("no new privileges", 38, 1)
+    make_opaque()
+
+
+def make_opaque() -> None:
+    """Close the memory and descriptors of this process, and of those forked from it, to others without CAP_SYS_PTRACE.
+
+    It also leaves no core when it crashes. A new program (`exec`) and a change of user end this.
+    """
     _prctl("not dumpable", 4, 0)
 
 

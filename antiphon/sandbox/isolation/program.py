@@ -59,6 +59,9 @@ class ProgramProcess:
         resource_limits = self._resource_limits()  # while /proc can be read
         if setup.level >= Level.CONFINED:
             self._confine()
+        else:
+            kernel.forbid_privileges()
+            kernel.drop_capabilities(keep=kernel.OF_FILES if os.getuid() == 0 else ())
         if setup.level >= Level.ISOLATED:
             os.mkdir("/tmp/shm")
             os.mkdir(self.directory)
@@ -72,7 +75,6 @@ class ProgramProcess:
             resource.RLIMIT_CPU, (math.ceil(self.limits.cpu_seconds), resource.getrlimit(resource.RLIMIT_CPU)[1])
         )
         if setup.seccomp or setup.level >= Level.CONFINED:
-            kernel.forbid_privileges()
             seccomp.install_filter(setup.filter_program())
         return str(program)
 

@@ -49,13 +49,13 @@ class ZygoteSetup:
         return self.level >= Level.CONFINED and os.getuid() == 0
 
     def filter_program(self) -> bytes:
-        """Return the seccomp filter of this level.
+        """Return the seccomp filter of this level, for the calling process.
 
         Landlock does not cover permissions and times of files. At level 2, where the machine's files are in view, the filter
         therefore denies the calls that change them.
         """
         if self.level < Level.CONFINED:
-            return seccomp.trusted_filter()
+            return seccomp.trusted_filter(os.getpid())
         return seccomp.filter_program(keep_attributes=self.level == Level.CONFINED)
 
 

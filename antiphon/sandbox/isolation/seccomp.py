@@ -16,7 +16,15 @@ from antiphon.sandbox.isolation.syscalls import (
     ATTRIBUTES,
     CONDITIONAL,
     DENIED,
+    F_SETOWN,
+    F_SETOWN_EX,
+    FCNTL,
+    FIOSETOWN,
+    PIDFD_SEND_SIGNAL,
+    PROCESSES,
     SHARED,
+    SIGNALS,
+    SIOCSPGRP,
     SO_ATTACH_FILTER,
     SO_ATTACH_REUSEPORT_CBPF,
     SOCKET,
@@ -53,6 +61,12 @@ def _only_if(index: int, value: int) -> list[_Instruction]:
     return [_argument(index), (_EQUAL, 1, 0, value), _DENY]
 
 
+def _choose(index: int, values: Sequence[int], found: _Instruction, otherwise: _Instruction) -> list[_Instruction]:
+    """Return `found` for a call of which an argument has one of the values. Ends in a return."""
+    jumps = [(_EQUAL, len(values) - number, 0, value & 0xFFFFFFFF) for number, value in enumerate(values)]
+    return [_argument(index), *jumps, otherwise, found]
+
+
 def _condition_instructions(name: str) -> list[_Instruction]:
     """Return the instructions for a call of which only some uses are denied. They end in a return."""
     if name == "clone3":  # its flags lie in memory, where no filter sees them; the C library falls back to clone
@@ -60,7 +74,7 @@ def _condition_instructions(name: str) -> list[_Instruction]:
     if name == "clone":
         return [_argument(0), (_ANY_BIT, 0, 1, ALL_NAMESPACES), _DENY, _ALLOW]
     if name == "ioctl":  # these requests put characters into a terminal as if they had been typed
-        return [_argument(1), (_EQUAL, 1, 0, TIOCSTI), (_EQUAL, 0, 1, TIOCLINUX), _DENY, _ALLOW]
+        return _choose(1, (TIOCSTI, TIOCLINUX), _DENY, _ALLOW)
     if name == "socketpair":  # a datagram socket could send to others by name
         stream, packets, unix = 1, 5, 1
         kind = [_argument(1), (_AND, 0, 0, 0xF), (_EQUAL, 2, 0, stream), (_EQUAL, 1, 0, packets), _DENY, _ALLOW]
@@ -98,9 +112,28 @@ def filter_program(*, keep_attributes: bool = False, sockets: bool = False) -> b
     )
 
 
-def trusted_filter() -> bytes:
-    """Return the filter for trusted code. It denies calls that use up a resource of the whole machine."""
-    return _pack([*_preamble(), *_deny_listed(SHARED)])
+def trusted_filter(pid: int) -> bytes:
+    """Return the filter for trusted code.
+
+    It denies calls that use up a resource of the whole machine, and those that reach other processes. The filter does not know
+    which processes the program will start, so the program cannot signal these either, except as its process group.
+
+    Args:
+        pid: Process of the program, which leads a process group.
+    """
+    column = kernel.machine()
+    receivers = {name: (pid, 0, -pid) if name == "kill" else (pid,) for name in SIGNALS}
+    requests = {"fcntl": (F_SETOWN, F_SETOWN_EX), "ioctl": (TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP)}
+    of_processes = [name for name in CONDITIONAL if name.startswith(("prlimit", "setpriority", "sched_"))]
+    bodies = {name: _choose(0, values, _ALLOW, _DENY) for name, values in receivers.items()}
+    bodies |= {name: _choose(1, values, _DENY, _ALLOW) for name, values in requests.items()}
+    bodies |= {name: _condition_instructions(name) for name in of_processes}
+    numbers = CONDITIONAL | SIGNALS | {"fcntl": FCNTL}
+    conditions = []
+    for name, body in bodies.items():
+        conditions += [(_EQUAL, 0, len(body), numbers[name][column]), *body]
+    listed = SHARED | PROCESSES | {"pidfd_send_signal": PIDFD_SEND_SIGNAL}
+    return _pack([*_preamble(), *conditions, *_deny_listed(listed)])
 
 
 def _preamble() -> list[_Instruction]:

@@ -71,6 +71,8 @@ class _Zygote:
             self._group, self.group_path = cgroups.make_group(f"antiphon-{os.getpid()}")
         if setup.level >= Level.ISOLATED:
             self._enter_namespaces()
+        else:
+            kernel.make_opaque()  # its programs, and those of others, may have the same user
         self._import_modules(modules)
         self._base_memory = _own_memory(self._proc)
         gc.collect()

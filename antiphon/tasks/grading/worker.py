@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from antiphon.core.config import set_visible_gpus
+from antiphon.core.objects import receive_objects
 from antiphon.core.processes.framing import read_frame, write_frame
 from antiphon.core.processes.own_process import die_with_parent
 from antiphon.core.types import Prompt, Score, ScoreStatus
@@ -34,6 +35,7 @@ class SetUp:
     rewards: Mapping[str, tuple[str, Mapping[str, Any]]]
     group_rewards: Mapping[str, tuple[str, Mapping[str, Any]]]
     parent: int  # process id
+    objects: Mapping[str, bytes]  # that rewards are named by, see `core.objects`
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -78,13 +80,14 @@ def main(descriptor: int, cores: Sequence[int] = (), gpu: str | None = None) -> 
         cores: CPU cores to run on; empty is all.
         gpu: The only GPU to see; empty hides all GPUs, None leaves them as they are.
     """
-    if cores:
+    if cores and hasattr(os, "sched_setaffinity"):  # not on macOS
         os.sched_setaffinity(0, cores)
     if gpu is not None:
         set_visible_gpus([gpu] if gpu else [])
     with socket.socket(fileno=descriptor) as connection:
         set_up: SetUp = _read(connection)
         die_with_parent(set_up.parent)
+        receive_objects(set_up.objects)
         rewards: dict[tuple[str, bool], Any] = {}
         for together, build, named in (
             (False, build_reward, set_up.rewards),

@@ -16,6 +16,7 @@ import msgspec
 import antiphon
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError, WorkerDiedError
+from antiphon.core.objects import pack_objects
 from antiphon.core.processes.child import Child, describe_exit, start_python
 from antiphon.core.processes.framing import FrameConnection
 from antiphon.sandbox.base import Level
@@ -139,7 +140,7 @@ class WorkerLauncher:
         received = asyncio.Queue[bytes | None]()
         connection = FrameConnection(ours, received.put_nowait, lambda: received.put_nowait(None), limit=LONGEST_ANSWER)
         worker = WorkerProcess(child, connection, received, gpu)
-        worker.send(SetUp(self._rewards, self._group_rewards, os.getpid()))
+        worker.send(SetUp(self._rewards, self._group_rewards, os.getpid(), pack_objects()))
         return worker
 
     async def wait_ready(self, worker: WorkerProcess) -> None:

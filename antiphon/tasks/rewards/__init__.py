@@ -52,7 +52,8 @@ def is_asynchronous(name: str) -> bool:
     if name in REWARDS.built_in:
         return name in ASYNCHRONOUS
     found = REWARDS.resolve(name)
-    return inspect.iscoroutinefunction(found.__call__ if inspect.isclass(found) else found)
+    called = found if inspect.isroutine(found) else found.__call__  # of a class, or of an instance
+    return inspect.iscoroutinefunction(called)
 
 
 def build_reward(name: str, options: Mapping[str, Any]) -> Any:

@@ -2,6 +2,9 @@
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
+
+import regex
 
 from antiphon.core.types import Prompt, Score, ScoreStatus
 
@@ -13,11 +16,26 @@ def ground_truth(prompt: Prompt, key: str) -> str:
     return str(prompt.payload[key])
 
 
+PATTERN_SECONDS = 1.0  # of processor time, after which a pattern does not match: some take years for a short text
+
+
+@lru_cache(256)
+def compile_pattern(pattern: str, ignore_case: bool = False) -> "regex.Pattern[str]":
+    """Compile a pattern, whose dots match line breaks too, for matching with a `timeout`; `ValueError` if it is none."""
+    try:
+        return regex.compile(pattern, regex.DOTALL | (regex.IGNORECASE if ignore_case else 0))
+    except regex.error as error:
+        raise ValueError(f"pattern {pattern!r} is no regular expression: {error}") from None
+
+
 def last_match(pattern: str | None, text: str) -> str | None:
     """Return what the last match of `pattern` captures (its first group, or all of it); without a pattern the whole text."""
     if pattern is None:
         return text.strip()
-    matches = list(re.finditer(pattern, text, re.DOTALL))
+    try:
+        matches = list(compile_pattern(pattern).finditer(text, timeout=PATTERN_SECONDS))
+    except TimeoutError:
+        return None
     if not matches:
         return None
     found: str | None = matches[-1][1 if matches[-1].re.groups else 0]
@@ -28,6 +46,17 @@ def last_boxed(text: str) -> str | None:
     r"""Return the content of the last `\boxed{…}` with balanced braces; None if there is none."""
     place, content = _last_box(text[-MOST_CHARACTERS:])
     return None if place < 0 else content
+
+
+_INVISIBLE = re.compile(  # characters without width, and fillers that are shown as nothing
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0"
+    "\U000e0000-\U000e0fff]"
+)
+
+
+def visible(text: str) -> str:
+    """Return the text without characters that cannot be seen: they part words, hide them, or stand for an answer."""
+    return text if text.isascii() else _INVISIBLE.sub("", text)
 
 
 _BOX = r"\boxed"

@@ -1,16 +1,13 @@
 """Instruction following by verifiable instructions, as in IFEval."""
 
 import inspect
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from antiphon.core.types import Prompt, Score
 from antiphon.tasks.base import Transcript
+from antiphon.tasks.rewards.extract import visible
 from antiphon.tasks.rewards.instructions import CHECKS
-
-# Signs without width, which would part words to make more of them, or hide one that is forbidden.
-_INVISIBLE = re.compile("[\u00ad\u034f\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff]")
 
 
 def instruction_following(
@@ -26,7 +23,7 @@ def instruction_following(
     Raises:
         ValueError: An instruction is unknown, or does not take its kwargs.
     """
-    response = _INVISIBLE.sub("", transcript.response)
+    response = visible(transcript.response)
     texts = variants(response) if loose else [response]
     parts = {
         name: float(any(text.strip() and CHECKS[instruction](text, **kwargs) for text in texts))

@@ -4,7 +4,11 @@ import re
 
 from antiphon.core.types import Prompt, Score
 from antiphon.tasks.base import Transcript
-from antiphon.tasks.rewards.extract import ground_truth
+from antiphon.tasks.rewards.extract import PATTERN_SECONDS, compile_pattern, ground_truth, visible, zero_score
+
+_OTHER_DIGIT = re.compile(r"(?![0-9])\d")
+_NAMED_CHARACTER = re.compile(r"\\[uUxN]")
+_LETTER = "\N{LATIN LETTER BILABIAL CLICK}"  # which no pattern names
 
 
 def regex(
@@ -21,13 +25,23 @@ def regex(
     Without `whole` the pattern may match anywhere. A dot matches line breaks too. To compare what a pattern captures with an
     answer, use `exact_match`.
 
+    Characters that cannot be seen are left out, and digits of other scripts count as letters, unless the pattern names such
+    characters. A pattern that takes more than `PATTERN_SECONDS` of processor time does not match.
+
     Raises:
         ValueError: The pattern is no regular expression.
     """
     wanted = ground_truth(prompt, key) if pattern is None else pattern
+    compiled = compile_pattern(wanted, ignore_case)
+    match = compiled.fullmatch if whole else compiled.search
+    named = _NAMED_CHARACTER.search(wanted)
+    text = transcript.response
+    if not named and visible(wanted) == wanted:
+        text = visible(text)
+    texts = [text.strip()]
+    if not named and not _OTHER_DIGIT.search(wanted) and _OTHER_DIGIT.search(text):
+        texts.append(_OTHER_DIGIT.sub(_LETTER, texts[0]))  # both have to match: `[^\d]` must not match either
     try:
-        compiled = re.compile(wanted, re.DOTALL | (re.IGNORECASE if ignore_case else re.NOFLAG))
-    except re.error as error:
-        raise ValueError(f"pattern {wanted!r} is no regular expression: {error}") from None
-    text = transcript.response.strip()
-    return Score.of(bool(compiled.fullmatch(text) if whole else compiled.search(text)))
+        return Score.of(all(match(each, timeout=PATTERN_SECONDS) for each in texts))
+    except TimeoutError:
+        return zero_score(f"the pattern takes more than {PATTERN_SECONDS:g} s for this response")

@@ -5,13 +5,19 @@ large weight, they are what the policy learns. The soft penalty for completions 
 `algorithm.reward.overlong_tokens`.
 """
 
-from collections.abc import Sequence
+import re
+import unicodedata
 from typing import Literal
 
 from antiphon.core.types import Prompt, Score
 from antiphon.tasks.base import Transcript
+from antiphon.tasks.rewards.extract import visible
 
 Unit = Literal["words", "characters"]
+
+LONGEST_WORD = 40  # characters; a text without spaces is no single word
+_ACCENTS = re.compile("[\u0300-\u036f\u20d0-\u20ff]")
+_EDGES = re.compile(r"^[^\w+=<>]+|[^\w+=<>]+$|^_+|_+$")
 
 
 def length(
@@ -19,12 +25,18 @@ def length(
 ) -> Score:
     """Return 1 for a response of `low` to `high` units, falling linearly to 0 over `fade` units below or above.
 
+    A word has a letter or a digit, and counts several times if it has more than `LONGEST_WORD` characters. Spaces in a row
+    count as one character. What cannot be seen does not count.
+
     Raises:
         ValueError: The unit is unknown, or `low` is above `high`.
     """
     if low > high:
         raise ValueError(f"low {low} is above high {high}")
-    count = len(_units(transcript.response, unit))
+    _check_unit(unit)
+    text = visible(transcript.response)
+    words = [word for word in text.split() if any(map(str.isalnum, word))]
+    count = sum(-(-len(word) // LONGEST_WORD) for word in words) if unit == "words" else len(" ".join(text.split()))
     outside = max(low - count, count - high, 0)
     return Score.of(max(1 - outside / (fade + 1), 0.0), **{unit: float(count)})
 
@@ -33,19 +45,28 @@ def repetition(prompt: Prompt, transcript: Transcript, *, ngram: int = 4, unit: 
     """Return minus the share of repeated n-grams: from 0 without repetition to -1.
 
     The penalty of Yeo et al. 2025, "Demystifying Long Chain-of-Thought Reasoning in LLMs", over the whole response. Use
-    characters for languages without spaces between words.
+    characters for languages without spaces between words. Case, accents, punctuation around words, kinds of spaces and what
+    cannot be seen make no difference.
 
     Raises:
         ValueError: The unit is unknown, or `ngram` is below 1.
     """
     if ngram < 1:
         raise ValueError(f"ngram {ngram} is not a length")
-    units = _units(transcript.response.lower(), unit)
+    _check_unit(unit)
+    text = _ACCENTS.sub("", unicodedata.normalize("NFKD", visible(transcript.response)).casefold())
+    words = text.split()
+    units = list(filter(None, map(_bare_word, words))) if unit == "words" else " ".join(words)
     found = [tuple(units[start : start + ngram]) for start in range(len(units) - ngram + 1)]
     return Score.of(len(set(found)) / len(found) - 1 if found else 0.0)
 
 
-def _units(text: str, unit: str) -> Sequence[str]:
+def _bare_word(word: str) -> str:
+    """Return a word without the signs around it; signs alone, unless they are all punctuation."""
+    bare = _EDGES.sub("", word)
+    return bare or ("" if all(unicodedata.category(sign).startswith("P") for sign in word) else word)
+
+
+def _check_unit(unit: str) -> None:
     if unit not in ("words", "characters"):
         raise ValueError(f"unit {unit!r} is neither 'words' nor 'characters'")
-    return text.split() if unit == "words" else text.strip()

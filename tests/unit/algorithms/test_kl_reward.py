@@ -71,13 +71,13 @@ def test_critics_are_told_what_they_were():
     assert [value for group in found for array in group for value in array[1:]] == pytest.approx(TARGETS, abs=2e-5)
 
 
-def test_the_example_of_the_how_to_is_paid_the_divergence(tmp_path, monkeypatch):
+def test_the_example_of_the_guide_is_paid_the_divergence(tmp_path, monkeypatch):
     """Its advantage is the reward less 0.5."""
-    page = (Path(__file__).parents[3] / "docs" / "how_to.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "guides" / "algorithm_parts.md").read_text()
     (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def my_advantages" in block)
-    (tmp_path / "a_module_of_the_how_to.py").write_text(code)
+    (tmp_path / "a_module_of_the_guide.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    estimate = ADVANTAGES.resolve("a_module_of_the_how_to:my_advantages")
+    estimate = ADVANTAGES.resolve("a_module_of_the_guide:my_advantages")
     step = taken_through(groups_with_references(), estimate, **SETTINGS)
     rewards = [score + paid - 0.5 for score, paid in zip((5, 1, 2, 2.5), TOTALS, strict=True)]
     assert on_tokens(step) == pytest.approx([reward for reward in rewards for _ in range(2)], abs=1e-6)

@@ -46,6 +46,18 @@ def distilled(inputs, config):
     return torch.where(inputs.streams[FLAGS], (inputs.logprobs - nearest).square(), -inputs.logprobs), {}
 
 
+def test_own_streams_have_numbers_of_both_signs():
+    seen = []
+
+    def reads(inputs, config):
+        seen.append(inputs.streams[TEACHER])
+        return plain(inputs, config)
+
+    check_loss(reads, streams=(TEACHER,))
+    whole = torch.cat([each.flatten() for each in seen])
+    assert whole.min() < -1 and whole.max() > 1
+
+
 class Doubled(torch.autograd.Function):
     """With a right backward pass."""
 

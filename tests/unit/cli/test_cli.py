@@ -1,5 +1,6 @@
 """The command line, as its users meet it: in a process of its own."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +74,19 @@ def test_dry_run_prints_a_loadable_configuration(folder, verb):
     assert yaml.safe_load(done.stdout)["rollout"]["group_size"] == 4
 
 
+def test_a_dry_run_shows_where_each_value_comes_from(folder):
+    (folder / "mine.yaml").write_text("base: config.yaml\nsteps: 9\nalgorithm: dapo\n")
+    shown = antiphon("train", "mine.yaml", "rollout.group_size=4", "--dry-run", cwd=folder)
+    assert shown.returncode == 0, shown.stderr
+    found = dict(
+        line.strip().split("# ", 1) for line in shown.stdout.partition("# Derived")[0].splitlines() if "# " in line
+    )
+    by_value = {value.strip(): source for value, source in found.items()}
+    assert by_value["steps: 9"] == "mine.yaml:2" and by_value["group_size: 4"] == "command line"
+    assert by_value["clip_high: 0.28"] == "recipe dapo" and by_value["seed: 0"] == "default"
+    assert by_value["recipe: dapo"] == "mine.yaml:3" and by_value["groups_per_step: 4"].startswith("base config.yaml:")
+
+
 def test_a_dry_run_of_a_local_model_estimates_its_memory(folder):
     import numpy as np
     from safetensors.numpy import save_file
@@ -114,3 +128,5 @@ def test_doctor_names_versions_and_what_is_missing():
     assert done.returncode == 0, done.stderr
     for row in ("python", "torch", "transformers", "CPUs", "memory", "CUDA devices", "ray", "vllm", "peft"):
         assert row in done.stdout
+    offered = set(re.findall(r"pip install 'antiphon\[([^\]]+)\]'", done.stdout))
+    assert offered <= {"deepspeed", "envs", "gguf", "megatron", "peft", "ray", "reasoning-gym", "tensorboard"}

@@ -69,3 +69,20 @@ def test_every_problem_of_the_starter_is_right():
             assert int(row["answer"]) == a + b and row["response"].endswith(f":{a + b}")
     config = yaml.safe_load((ROOT / "recipes" / "starter" / "run.yaml").read_text())
     assert config["tasks"][0]["prompts"]["path"] == "train.jsonl"
+
+
+def test_a_project_says_what_its_recipe_needs(tmp_path):
+    done = antiphon("init", "mine", "--recipe", "webshop", cwd=tmp_path)
+    assert "next: cd mine && pip install 'antiphon[envs]' && antiphon train run.yaml" in done.stdout
+    clusters = antiphon("init", "many", "--recipe", "clusters", cwd=tmp_path).stdout
+    assert clusters.count("pip install") == 1
+
+
+@pytest.mark.parametrize("recipe", sorted(folder.parent.name for folder in ROOT.glob("recipes/*/README.md")))
+def test_a_recipes_page_begins_in_a_project_of_its_own(recipe):
+    """Its commands are those of the folder that `antiphon init` leaves one in, not of this repository."""
+    page = (ROOT / "recipes" / recipe / "README.md").read_text()
+    commands = [line for block in page.split("```sh\n")[1:] for line in block.split("```")[0].splitlines()]
+    assert commands and not [line for line in commands if "recipes/" in line]
+    if recipe != "starter":
+        assert f"antiphon init {recipe} --recipe {recipe} && cd {recipe}" in commands

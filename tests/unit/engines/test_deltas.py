@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.core.errors import RequestError, UnsupportedError
+from antiphon.core.errors import REFUSALS, RequestError, UnsupportedError
 from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, Sampling, Streams
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.deltas import Delta
@@ -70,6 +70,14 @@ def test_joined_deltas_keep_a_refusal():
     refusal = RequestError("too long")
     assert Delta.join([Delta.empty("r"), Delta.empty("r", error=refusal)]).error is refusal
     assert Delta.join([Delta.empty("r", error=refusal)]).error is refusal
+
+
+def test_any_error_of_add_refuses_one_request():
+    worker, sent = EngineWorker("tests.unit.engine_for_tests:open_unready", "", EngineConfig(), "shared_memory"), []
+    worker.emit = sent.append
+    worker.add(GenerateRequest(id="r", tokens=np.zeros(1, np.int32), sampling=Sampling(max_tokens=3)))
+    ((delta,),) = sent
+    assert isinstance(delta.error, REFUSALS), "else an episode passes the error on, and the run ends"
 
 
 def test_request_refused_in_a_step_is_answered_at_once():

@@ -12,6 +12,7 @@ from antiphon.core.errors import RecordError, RolloutError
 from antiphon.inspect.why import why
 from antiphon.learning.batch import digest_batches
 from antiphon.record import trajectories
+from antiphon.record.reader import RunReader
 from antiphon.simulate.run import simulate
 from antiphon.simulate.scenario import ScenarioConfig
 
@@ -80,6 +81,7 @@ def test_cause_is_told_of_each_end(dropped, condition):
     assert names, "the scenario has such attempts"
     for name in names:
         assert CAUSES[condition] in dict(why(dropped, name))["cause"]
+        assert CAUSES[condition] in dict(why(dropped, name.rpartition(".")[0]))[name], "the list has it too"
 
 
 def test_failed_attempt_names_its_next_try(tmp_path):
@@ -113,6 +115,15 @@ def told_of_trained(run, step=2):
     return [dict(why(run, name)) for name in find(run, f"status = 'trained' AND a.step = {step}")]
 
 
+def test_trained_attempts_come_with_their_steps(tmp_path):
+    run = played(tmp_path, PLAIN)
+    with RunReader.open(run) as reader:
+        found = [(step.step, row.name) for step, row in reader.iterate_trained()]
+    for step in (1, 2, 3):
+        assert {name for number, name in found if number == step} == set(find(run, f"a.step = {step}"))
+    assert len(found) == 3 * 2 * 2
+
+
 def test_gradient_of_a_trained_attempt_is_told(tmp_path):
     run = played(tmp_path, PLAIN)
     told = [each for step in (1, 2, 3) for each in told_of_trained(run, step)]
@@ -120,7 +131,7 @@ def test_gradient_of_a_trained_attempt_is_told(tmp_path):
     for each in told:
         zero = "mean advantage 0," in each["update"]
         assert ("all siblings scored the same" in each["gradient"]) is zero
-        assert zero or each["gradient"].startswith("of ")
+        assert zero or each["gradient"].startswith("possible at ")
     assert {"mean advantage 0," in each["update"] for each in told} == {True, False}
 
 

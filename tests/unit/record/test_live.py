@@ -4,7 +4,7 @@ import asyncio
 import io
 
 from antiphon.core.deadlines import Deadlines
-from antiphon.record.live import LiveView, PlainView, make_view
+from antiphon.record.live import LiveView, NotebookView, PlainView, make_view
 
 METRICS = {
     "reward/mean": 0.5,
@@ -74,3 +74,24 @@ def test_a_panel_before_the_first_step_is_whole():
     view.start("demo")
     view.close()
     assert "nobody" in stream.getvalue()
+
+
+def test_a_notebook_gets_one_panel_that_is_redrawn():
+    shown = []
+
+    class Handle:
+        def update(self, panel):
+            shown.append(panel._repr_mimebundle_([], [])["text/plain"])
+
+    def display(panel, display_id):
+        assert display_id
+        shown.append(panel._repr_mimebundle_([], [])["text/plain"])
+        return Handle()
+
+    view = NotebookView(io.StringIO(), display)
+    view.start("demo", "synchronous")
+    view.step(7, 100, METRICS, Deadlines())
+    view.message("saved [bold]")
+    view.close()
+    assert len(shown) == 4 and "demo" in shown[0] and "step 7/100" in shown[1]
+    assert "saved [bold]" in shown[2] and "step 7/100" in shown[3]

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.record.metrics import Metrics, find_reduction
+from antiphon.record.safe_files import read_metrics
 
 VALUES = st.lists(st.tuples(st.floats(-1e6, 1e6), st.floats(0.01, 100)), min_size=1, max_size=20)
 
@@ -89,6 +90,17 @@ def test_each_step_is_a_line_of_its_own_values(tmp_path):
         {"step": 2, "lineage": 0, "loss": None},
         {"step": 3, "lineage": 0},
     ]
+
+
+def test_phases_count_their_own_steps(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    with Metrics(path) as metrics:
+        for counter in ("sft_step", "step"):
+            metrics.record("x", 1.0)
+            metrics.flush(1, counter)
+    first, second = map(json.loads, path.read_text().splitlines())
+    assert first == {"sft_step": 1, "lineage": 0, "x": 1.0} and second == {"step": 1, "lineage": 0, "x": 1.0}
+    assert read_metrics(tmp_path, 0, 1) == second
 
 
 def test_a_mean_of_no_weight_is_unknown_not_zero(tmp_path):

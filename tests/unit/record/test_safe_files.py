@@ -5,6 +5,8 @@ import sqlite3
 import unicodedata
 from contextlib import closing
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from antiphon.core.config import read_yaml
 from antiphon.core.errors import ConfigError, RecordError, printable
 from antiphon.record import safe_ledger, schema
-from antiphon.record.safe_files import check_model_files, read_json, resolve_file, resolve_path
+from antiphon.record.safe_files import check_model_files, read_json, read_table, resolve_file, resolve_path
 from tests.raising import raises_with
 
 
@@ -122,6 +124,16 @@ def model(tmp_path):
     (tmp_path / "elsewhere").write_text("there")
     (model / "config.json").write_text("{}")
     return model
+
+
+def test_a_table_that_decodes_to_more_than_it_states_is_not_read(tmp_path):
+    """A dictionary holds a long text once, and each row of the file names it in a few bits."""
+    rows = 2000
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array(["x" * 2_000_000]))
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"text": texts}), path, store_schema=False)
+    with raises_with(RecordError, path=path):
+        read_table(path, pa.schema([("text", pa.string())]))
 
 
 def test_a_model_directory_has_regular_files_alone(model):

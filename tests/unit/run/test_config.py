@@ -263,6 +263,7 @@ TURNS = ["rollout.max_turns=9"]
     [
         (["rollout.group_size=1"], "rollout.group_size"),
         (["rollout.group_size=1", "algorithm.advantage=a:b", "rollout.filter=spread"], "rollout.filter"),
+        (["rollout.on_expiry=wait"], "rollout.on_expiry"),
         (["learner.minibatches=5"], "learner.minibatches"),
         (["rollout.sampling.temperature=0"], "rollout.sampling.temperature"),
         (["rollout.sampling.top_p=0.9"], "rollout.sampling.top_p"),

@@ -81,11 +81,76 @@ def test_what_the_machine_shares_is_denied(machine):
     assert verdicts == dict.fromkeys(SHARED_BY_ALL[machine], DENY)
 
 
-def test_the_short_filter_denies_contexts_alone(machine):
-    denied = [number for name, number in SHARED_BY_ALL[machine].items() if name.startswith("io_")]
-    verdicts = {number: judge(seccomp.trusted_filter(), number, audit=AUDIT[machine]) for number in range(500)}
-    assert [number for number, verdict in verdicts.items() if verdict != ALLOW] == sorted(denied)
-    assert {verdicts[number] for number in denied} == {DENY}
+# by the same tables: what reaches other processes, and first arguments with which it does not
+OWN = 4242
+REACHING = {
+    "x86_64": {"kill": 62, "tkill": 200, "tgkill": 234, "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297}
+    | {"pidfd_send_signal": 424, "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "pidfd_getfd": 438}
+    | {"process_madvise": 440, "process_mrelease": 448, "kcmp": 312, "migrate_pages": 256, "move_pages": 279}
+    | {"ioprio_set": 251, "prlimit64": 302, "setpriority": 141, "sched_setparam": 142, "sched_setscheduler": 144}
+    | {"sched_setaffinity": 203, "sched_setattr": 314},
+    "aarch64": {"kill": 129, "tkill": 130, "tgkill": 131, "rt_sigqueueinfo": 138, "rt_tgsigqueueinfo": 240}
+    | {"pidfd_send_signal": 424, "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "pidfd_getfd": 438}
+    | {"process_madvise": 440, "process_mrelease": 448, "kcmp": 272, "migrate_pages": 238, "move_pages": 239}
+    | {"ioprio_set": 30, "prlimit64": 261, "setpriority": 140, "sched_setparam": 118, "sched_setscheduler": 119}
+    | {"sched_setaffinity": 122, "sched_setattr": 274},
+}
+OTHER = OWN + 1
+
+
+def test_trusted_code_reaches_no_other_process(machine):
+    program = seccomp.trusted_filter(OWN)
+    verdicts = {
+        name: judge(program, call, OTHER, OTHER, audit=AUDIT[machine]) for name, call in REACHING[machine].items()
+    }
+    assert verdicts == dict.fromkeys(REACHING[machine], DENY)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "verdict"),
+    [
+        ("kill", (OWN, 9), ALLOW),
+        ("kill", (0, 9), ALLOW),  # its process group
+        ("kill", (-OWN, 9), ALLOW),
+        ("kill", (-1, 9), DENY),  # all
+        ("kill", (-OTHER, 9), DENY),
+        ("kill", (1 << 32 | OTHER, 9), DENY),  # the kernel looks at the lower half
+        ("tgkill", (OWN, OTHER, 9), ALLOW),  # a thread of its own
+        ("tgkill", (0, OTHER, 9), DENY),
+        ("tkill", (0, 9), DENY),
+        ("rt_sigqueueinfo", (OWN, 9), ALLOW),
+        ("prlimit64", (0, 7), ALLOW),
+        ("sched_setaffinity", (0,), ALLOW),
+    ],
+)
+def test_trusted_code_signals_itself(machine, name, arguments, verdict):
+    assert judge(seccomp.trusted_filter(OWN), REACHING[machine][name], *arguments, audit=AUDIT[machine]) == verdict
+
+
+@pytest.mark.parametrize(
+    ("calls", "request_", "verdict"),
+    [
+        ({"x86_64": 72, "aarch64": 25}, 8, DENY),  # fcntl: F_SETOWN
+        ({"x86_64": 72, "aarch64": 25}, 15, DENY),  # F_SETOWN_EX
+        ({"x86_64": 72, "aarch64": 25}, 4, ALLOW),  # F_SETFL
+        ({"x86_64": 16, "aarch64": 29}, 0x8901, DENY),  # ioctl: FIOSETOWN
+        ({"x86_64": 16, "aarch64": 29}, 0x8902, DENY),  # SIOCSPGRP
+        ({"x86_64": 16, "aarch64": 29}, 0x5412, DENY),  # TIOCSTI
+        ({"x86_64": 16, "aarch64": 29}, 0x5401, ALLOW),
+    ],
+)
+def test_trusted_code_names_no_owner(machine, calls, request_, verdict):
+    program = seccomp.trusted_filter(OWN)
+    assert judge(program, calls[machine], 5, request_, OTHER, audit=AUDIT[machine]) == verdict
+
+
+def test_the_short_filter_allows_the_rest(machine):
+    denied = {number for name, number in SHARED_BY_ALL[machine].items() if name.startswith("io_")}
+    verdicts = {number: judge(seccomp.trusted_filter(OWN), number, audit=AUDIT[machine]) for number in range(500)}
+    assert denied <= {number for number, verdict in verdicts.items() if verdict == DENY}
+    assert {number for number, verdict in verdicts.items() if verdict != ALLOW} <= denied | {
+        *REACHING[machine].values()
+    }
 
 
 def test_attributes_without_opening_the_file(machine):

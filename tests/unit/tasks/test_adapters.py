@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 import socket
 import sys
 import threading
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from antiphon.core.errors import ConfigError
+from antiphon.core.optional_packages import how_to_install
 from antiphon.core.types import Prompt
 from antiphon.tasks.environments import ENVIRONMENTS, environment_factory, required_options
 from antiphon.tasks.environments.adapters.gem import Gem
@@ -55,7 +57,7 @@ def test_a_library_that_is_not_installed_is_named(name, options, package, monkey
                 raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
     monkeypatch.setattr(sys, "meta_path", [NotInstalled, *found])
-    with raises_with(ConfigError, match=f"{name!r} .*pip install {package}", value=package):
+    with raises_with(ConfigError, match=f"{name!r} .*{re.escape(how_to_install(package))}", value=package):
         environment_factory(name, options)(Prompt(id="p", task="t", messages=()))
     assert required_options(name) == tuple(options)
 

@@ -98,6 +98,28 @@ class Box:
     assert judge(solution, partial=True, tests=tests, methods=methods).value == 0.75
 
 
+KINDS = [
+    "from collections.abc import Iterator\nassert isinstance(f(), Iterator)",
+    "from collections.abc import Callable, Sized\nassert isinstance(f(), Callable) and not isinstance(f(), Sized)",
+    "assert callable(f())",
+    "assert hasattr(f(), '__len__')",
+    "from typing import SupportsInt\nassert isinstance(f(), SupportsInt)",
+    "assert hasattr(f(), '__enter__') and hasattr(f(), '__exit__')",
+]
+
+
+def test_an_object_has_what_its_class_has(judge):
+    assert judge("class A: pass\nf = A", partial=True, tests=KINDS).value == 0
+    assert judge("f = lambda: lambda: 0", partial=True, tests=KINDS).value == pytest.approx(2 / 6)
+    iterator = judge("class A:\n def __next__(s): return 1\n def __iter__(s): return s\nf = A", tests=KINDS[:1])
+    assert iterator.value == 1, iterator.detail
+    methods = "class A:\n def __int__(s): return 1\n def __enter__(s): return s\n def __exit__(s, *a): pass\n"
+    verdict = judge(f"{methods}class B(A):\n def __call__(s): pass\nf = B", tests=[*KINDS[1:3], *KINDS[4:]])
+    assert verdict.value == 1, verdict.detail
+    sized = judge("class A:\n __len__ = lambda s: 0\nf = A", partial=True, tests=KINDS)
+    assert sized.value == pytest.approx(1 / 6)
+
+
 @pytest.mark.parametrize(
     "solution",
     {

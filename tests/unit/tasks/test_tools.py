@@ -20,7 +20,6 @@ from antiphon.core.errors import ConfigError, DataError, StallError, WorkerDiedE
 from antiphon.core.types import Message, Prompt, ToolCall
 from antiphon.tasks.config import PromptsConfig, TaskConfig
 from antiphon.tasks.environments import environment_factory, required_options
-from antiphon.tasks.environments.optional_packages import import_optional
 from antiphon.tasks.environments.tools.calculator import calculator
 from antiphon.tasks.environments.tools.environment import ToolUse
 from antiphon.tasks.environments.tools.toolbox import Tool, Toolbox, ToolError
@@ -351,11 +350,6 @@ def test_options_are_checked():
     world = ToolUse(prompt_of(answer=1), **ONLY)
     with pytest.raises(RuntimeError, match="reset"):
         asyncio.run(world.step("1"))
-
-
-def test_a_package_that_is_missing_is_named():
-    with raises_with(ConfigError, match=r"search .*\[envs\]", value="no_such_one"):
-        import_optional("no_such_one", "search")
 
 
 # --- MCP -------------------------------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from antiphon.core.optional_packages import import_optional
 from antiphon.tasks.environments.base import BaseEnvironment, EnvironmentConfig, OptionError
-from antiphon.tasks.environments.optional_packages import import_optional
 
 
 class AdapterConfig(EnvironmentConfig):

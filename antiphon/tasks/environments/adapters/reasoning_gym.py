@@ -6,12 +6,12 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from antiphon.core.optional_packages import import_optional
 from antiphon.tasks.base import Reset, Step
 from antiphon.tasks.environments.actions import extract_answer
 from antiphon.tasks.environments.adapters.base import make_or_explain
 from antiphon.tasks.environments.adapters.global_random import SEEDS
 from antiphon.tasks.environments.base import BaseEnvironment, EnvironmentConfig
-from antiphon.tasks.environments.optional_packages import import_optional
 
 
 class ReasoningGym(BaseEnvironment):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from antiphon.tasks.environments.optional_packages import import_optional
+from antiphon.core.optional_packages import import_optional
 
 _WORD = re.compile(r"\w+")
 STOP_WORDS = frozenset(

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from antiphon.core.errors import StallError, WorkerDiedError
-from antiphon.tasks.environments.optional_packages import import_optional
+from antiphon.core.optional_packages import import_optional
 from antiphon.tasks.environments.tools.toolbox import Tool, ToolError
 
 START_SECONDS = 60.0  # that a server may take to start

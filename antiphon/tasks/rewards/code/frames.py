@@ -29,6 +29,13 @@ CHUNK = 1 << 16  # bytes that are read at once, which is what a pipe holds
 DEEPEST = 100  # containers in containers
 SMALL = 1 << 62  # integers below are JSON's own
 
+# Methods by which tests tell what kind of object they have: `callable`, `hasattr`, `isinstance` with an abstract class.
+_ABILITIES = """
+    __abs__ __aenter__ __aexit__ __aiter__ __anext__ __await__ __bytes__ __call__ __complex__ __contains__ __enter__ __exit__
+    __float__ __fspath__ __getitem__ __index__ __int__ __iter__ __len__ __next__ __reversed__ __round__
+"""
+ABILITIES = frozenset(_ABILITIES.split())
+
 Number = Callable[[Any, str], Any]  # the tag and number of a value that is not plain
 Named = Callable[[str, Any], Any]  # the value of a tag that is not of a plain value
 

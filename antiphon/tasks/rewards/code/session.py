@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypedDict, cast
 
-from antiphon.tasks.rewards.code.frames import FrameError, checked, decode, encode, receive, send
+from antiphon.tasks.rewards.code.frames import ABILITIES, FrameError, checked, decode, encode, receive, send
 
 READ, WRITE = 3, 4  # the pipes: `LINK_READ` and `LINK_WRITE` of `antiphon.sandbox.base`
 LONGEST_CHUNK = 256  # items of an iterator that are fetched at once
@@ -93,10 +93,6 @@ class Handle:
         object.__setattr__(self, "session", session)
         object.__setattr__(self, "number", number)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the object in the solution's process."""
-        return session_of(self).call(number_of(self), args, kwargs)
-
     def __getattribute__(self, name: str) -> Any:
         session = session_of(self)
         if name.startswith("__") and not (name in EXPLICIT and name in session.attributes):
@@ -111,8 +107,12 @@ session_of: Callable[[Any], "Session"] = vars(Handle)["session"].__get__
 number_of: Callable[[Any], int] = vars(Handle)["number"].__get__
 
 
-def handle_type(methods: list[str]) -> type[Handle]:
-    """Return the type of handles that ask the solution for `methods`, and refuse all others."""
+def handle_type(methods: list[str], abilities: frozenset[str]) -> type[Handle]:
+    """Return the type of handles that ask the solution for `methods`, and refuse all others.
+
+    Of `ABILITIES` it has those that the solution says its object has, so that tests see what kind of object it is. That a
+    solution can say so is no more than that it can define such a method.
+    """
 
     def method(name: str) -> Callable[..., Any]:
         def ask(self: Handle, *args: Any) -> Any:
@@ -125,10 +125,18 @@ def handle_type(methods: list[str]) -> type[Handle]:
 
         return ask
 
-    names = {*IMPLICIT.split(), *methods}
+    def call(self: Handle, *args: Any, **kwargs: Any) -> Any:
+        return session_of(self).call(number_of(self), args, kwargs)
+
+    names = {*IMPLICIT.split(), *methods}.difference(ABILITIES) | (abilities - {"__call__"})
+    if abilities & {"__getitem__", "__iter__"}:
+        names |= {"__contains__", "__iter__", "__reversed__"}.intersection(methods)  # which Python derives from these
     if "__iter__" in methods and "__len__" not in methods:
-        names.remove("__len__")  # which Python tries before it iterates, and can do without
-    return type("Object", (Handle,), {"__slots__": (), **{name: method(name) for name in names}})
+        names.discard("__len__")  # which Python tries before it iterates, and can do without
+    defined: dict[str, Any] = {name: method(name) for name in names} | (
+        {"__call__": call} if "__call__" in abilities else {}
+    )
+    return type("Object", (Handle,), {"__slots__": (), **defined})
 
 
 class Stream:
@@ -183,7 +191,7 @@ class Session:
         self.ended = ""  # why all that follow have, too
         self._in_place = job["in_place"]
         self._methods = job["methods"]
-        self._type: type[Handle] | None = None  # made when it is needed: that takes a while
+        self._types: dict[frozenset[str], type[Handle]] = {}  # by abilities, made when needed: that takes a while
         self._handles: dict[int, Handle] = {}
         self._streams: dict[int, Stream] = {}
         self._exceptions: dict[int, type[Exception]] = {}
@@ -332,18 +340,27 @@ class Session:
         except FrameError as error:
             raise self.refuse(f"the solution cannot be sent this: {error}") from None
 
-    def handle(self, number: int) -> Handle:
+    def handle(self, number: int, abilities: list[str]) -> Handle:
         """Return what stands for an object: always the same for the same one."""
         if number not in self._handles:
-            self._type = self._type or handle_type(self._methods)
-            self._handles[number] = self._type(self, number)
+            kind = frozenset(abilities)
+            if kind not in self._types:
+                self._types[kind] = handle_type(self._methods, kind)
+            self._handles[number] = self._types[kind](self, number)
         return self._handles[number]
 
     def _named(self, tag: str, content: Any) -> Any:
+        abilities: list[str] = []
+        if tag == "kept":
+            if type(content) is not list or len(content) != 2 or type(content[1]) is not list:
+                raise FrameError("an object without a number and its abilities")
+            content, abilities = content
+            if any(type(name) is not str or name not in ABILITIES for name in abilities):
+                raise FrameError("an object with unknown abilities")
         if type(content) is not int or content < 0:
             raise FrameError("an object without a number")
         if tag == "kept":
-            return self._exceptions.get(content) or self.handle(content)
+            return self._exceptions.get(content) or self.handle(content, abilities)
         if tag == "iterator":
             return self._streams.setdefault(content, Stream(self, content))
         if tag == "awaitable":

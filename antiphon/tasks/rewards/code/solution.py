@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, NoReturn
 
-from antiphon.tasks.rewards.code.frames import FrameError, decode, encode, receive, send
+from antiphon.tasks.rewards.code.frames import ABILITIES, FrameError, decode, encode, receive, send
 
 # What Python does with objects that need not have the method.
 BY_OTHERS: dict[str, Callable[..., Any]] = {
@@ -64,7 +64,7 @@ class Solution:
             "types": [kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"],
             "classes": [number for number in self._classes if isinstance(error, self._kept[number])],
             "text": _text(error),
-            "number": self._number(error, "kept")[1],
+            "number": self._number(error, "kept")[1][0],
         }
 
     # --- what can be asked ------------------------------------------------------------------------------------------------
@@ -130,6 +130,8 @@ class Solution:
             self._kept.append(value)
             if isinstance(value, type):
                 self._classes.append(number)
+        if tag == "kept":
+            return [tag, [number, [*ABILITIES.intersection(set().union(*map(vars, type(value).__mro__)))]]]
         return [tag, number]
 
     def _named(self, tag: str, content: Any) -> Any:

@@ -1,0 +1,1 @@
+"""Interfaces of other libraries, built on the public functions of this one."""

@@ -1,0 +1,108 @@
+"""The commands as functions for scripts and notebooks. `docs/python.md` shows them in use."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from antiphon.record.checkpoint import list_checkpoints
+from antiphon.record.metrics_table import plot_metric, read_metrics_table
+from antiphon.run import build, commands
+from antiphon.run.compose import Source, load_config
+from antiphon.run.stepping import RunSession
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The outcome of a run.
+
+    Attributes:
+        directory: Its directory; `antiphon.open_run` looks into it.
+        summary: Its `summary.json`: accuracy before and after, seconds, steps and versions.
+        exit_code: That of the command line: 0, 1 below `evaluation.minimum_accuracy`, 130 after Ctrl-C.
+    """
+
+    directory: Path
+    summary: dict[str, Any]
+    exit_code: int
+
+    def metrics(self) -> "pandas.DataFrame":
+        """Return the metrics of all steps that were not undone, a row a step; needs pandas."""
+        return read_metrics_table(self.directory)
+
+    def plot(self, metric: str = "reward/mean") -> "Axes":
+        """Draw a metric over the steps; needs matplotlib."""
+        return plot_metric(self.directory, metric)
+
+    @property
+    def model(self) -> Path:
+        """Directory of the trained model, which transformers can load: the newest checkpoint."""
+        return list_checkpoints(self.directory / "checkpoints")[-1]
+
+
+def train(config: Source | None = None, *, overwrite: bool = False, resume: bool = False, **changes: Any) -> Result:
+    """Train with reinforcement learning, as `antiphon train` does, and return when the run has ended.
+
+    Args:
+        config: A YAML file, a mapping with the same keys, or a `RunConfig`.
+        overwrite: Replace the run of this name, if there is one.
+        resume: Go on with the run of this name from its newest checkpoint.
+        changes: `reward`, `prompts`, `environment`, `model`, `tokenizer` and other keys, see `load_config`.
+
+    Raises:
+        ConfigError: The configuration is wrong, or the run exists already.
+        AntiphonError: Another error that ended the run.
+    """
+    found = load_config(config, **changes)
+    return _result(found.record.directory, found.name, commands.train(found, overwrite=overwrite, resume=resume))
+
+
+def start_run(
+    config: Source | None = None, *, overwrite: bool = False, resume: bool = False, **changes: Any
+) -> RunSession:
+    """Start a run to be trained step by step; arguments are those of `train`.
+
+    `async with antiphon.start_run(…) as run:` gives a `Run` for `async for step in run`; a plain `with`, one for a plain `for`.
+    If the block is left before the last step, the run ends after the step in hand with a checkpoint, and can be resumed.
+    """
+    return RunSession(build.start_run(load_config(config, **changes), overwrite=overwrite, resume=resume))
+
+
+def sft(config: Source | None = None, *, overwrite: bool = False, **changes: Any) -> Result:
+    """Fine-tune on the reference responses of the prompts, as `antiphon sft` does; arguments are those of `train`."""
+    found = load_config(config, **changes)
+    return _result(found.record.directory, found.name, commands.sft(found, overwrite=overwrite))
+
+
+def evaluate(
+    model: str | Path,
+    config: Source | None = None,
+    *,
+    samples: int = 1,
+    temperature: float | None = None,
+    limit: int = 0,
+    **changes: Any,
+) -> dict[str, Any]:
+    """Return accuracy and pass@k of a model on the tasks' test prompts, as `antiphon eval` measures them.
+
+    Args:
+        model: Directory or Hugging Face id.
+        config: The tasks, engines and sampling; with `changes`, as for `train`.
+        samples: Completions a prompt.
+        temperature: Of sampling; by default that of `evaluation.temperature`.
+        limit: Number of prompts to use, from the first; 0 uses all.
+        changes: Changes of the configuration.
+    """
+    found = load_config(config, **{"model": model, **changes})
+    return commands.evaluate_model(str(model), found, samples=samples, temperature=temperature, limit=limit)
+
+
+def _result(root: str, name: str, exit_code: int) -> Result:
+    directory = Path(root, name)
+    summary = directory / "summary.json"
+    found = json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else {}
+    return Result(directory, found, exit_code)

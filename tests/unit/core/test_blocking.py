@@ -1,0 +1,72 @@
+"""Coroutines that are run from code that is not asynchronous, inside and outside of an event loop."""
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+
+import pytest
+
+from antiphon.core.blocking import run_blocking
+
+
+async def answer():
+    return threading.current_thread() is threading.main_thread()
+
+
+def test_outside_of_a_loop_it_runs_in_this_thread():
+    assert run_blocking(answer()) is True
+
+
+def test_inside_of_a_loop_it_has_a_thread():
+    async def cell():
+        return run_blocking(answer())
+
+    threads = threading.active_count()
+    assert asyncio.run(cell()) is False
+    assert threading.active_count() == threads
+
+
+def test_errors_are_raised_where_it_is_called():
+    async def fail():
+        raise KeyError("column")
+
+    async def cell():
+        run_blocking(fail())
+
+    with pytest.raises(KeyError, match="column"):
+        asyncio.run(cell())
+
+
+@pytest.fixture
+def frequent_switches():
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("frequent_switches")
+@pytest.mark.parametrize("handled", [True, False])
+def test_an_interrupt_reaches_the_handler_in_the_thread(handled):
+    async def wait():
+        told = asyncio.Event()
+        if handled:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, told.set)
+        os.kill(os.getpid(), signal.SIGINT)
+        await told.wait()
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+        return "told"
+
+    async def cell():
+        return run_blocking(wait())
+
+    loop = asyncio.new_event_loop()  # asyncio.run would handle the signal itself
+    for _ in range(500):  # the signal comes now before, now after the caller has begun to wait
+        if handled:
+            assert loop.run_until_complete(cell()) == "told"
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                loop.run_until_complete(cell())
+    loop.close()
