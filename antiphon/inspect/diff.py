@@ -1,12 +1,11 @@
 """Find the first difference between two runs."""
 
 import json
-from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
+from antiphon.inspect.settings import compare_settings
 from antiphon.record import safe_files
 from antiphon.record.reader import AttemptRow, RunReader
 
@@ -29,27 +28,10 @@ def diff(one: Path, other: Path) -> str | None:
 
 
 def _compare_configs(one: Path, other: Path) -> str | None:
-    left, right = (dict(_flatten(_read_settings(run))) for run in (one, other))
-    changed = [key for key in sorted(left.keys() | right.keys()) if left.get(key) != right.get(key)]
-    sides = [(sign, key, side[key]) for key in changed for sign, side in (("-", left), ("+", right)) if key in side]
-    shown = " | ".join(f"{sign} {key}: {value:.200}" for sign, key, value in sides[:4])
-    return f"configuration: {shown}" if sides else None
-
-
-def _read_settings(run: Path) -> Any:
-    """Return a run's configuration without the keys that only name or store it."""
-    config = safe_files.read_config(run)
-    return {key: value for key, value in config.items() if key not in ("name", "record", "checkpoint")}
-
-
-def _flatten(tree: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each value of nested mappings and lists as JSON, with its dotted key."""
-    inner = dict(enumerate(tree)) if isinstance(tree, list) else tree
-    if not isinstance(inner, dict) or not inner:
-        yield key, json.dumps(tree, default=str)
-        return
-    for name, value in inner.items():
-        yield from _flatten(value, f"{key}.{name}" if key else str(name))
+    changed = sorted(compare_settings([one, other]))
+    sides = [(sign, key, value) for key, values in changed for sign, value in zip("-+", values, strict=True)]
+    shown = " | ".join(f"{sign} {key}: {value:.200}" for sign, key, value in sides[:4] if value is not None)
+    return f"configuration: {shown}" if changed else None
 
 
 def _compare_code(left: RunReader, right: RunReader) -> str | None:

@@ -62,7 +62,7 @@ def iterate_samples(
     Raises:
         RecordError: The run is damaged, or it has no tokenizer.
     """
-    renderer = Renderer(model or _find_model(run))
+    renderer = Renderer(model or find_tokenizer(run))
     with RunReader.open(run) as reader:
         for row in reader.iterate_finished(step, status, ORDERS[order]):
             trajectory = reader.read_trajectories(row.file or "").get(row.made_by)
@@ -76,7 +76,8 @@ def iterate_samples(
                 yield sample
 
 
-def _find_model(run: Path) -> Path:
+def find_tokenizer(run: Path) -> Path:
+    """Return the directory of a run that holds its tokenizer; raise `RecordError` if there is none."""
     if has_model(run):
         return run / "model"
     checkpoints = [path for path in list_checkpoints(run / "checkpoints") if (path / "tokenizer.json").is_file()]

@@ -102,3 +102,8 @@ _PATTERNS = {name: _compile(name) for name in METRICS}
 def find_undescribed(names: Iterable[str]) -> list[str]:
     """Return the metrics that have no description."""
     return [name for name in names if not any(pattern.fullmatch(name) for pattern in _PATTERNS.values())]
+
+
+def describe_metric(name: str) -> str:
+    """Return the description of a metric; empty if it has none."""
+    return next((METRICS[known] for known, pattern in _PATTERNS.items() if pattern.fullmatch(name)), "")

@@ -93,9 +93,12 @@ class RunReader:
         self._metas: dict[str, dict[AttemptId, TrajectoryMeta]] = {}
 
     @classmethod
-    def open(cls, directory: Path) -> Self:
-        """Open a run directory that somebody else may have made; close it, or use it in a `with` statement."""
-        return cls(directory, open_ledger(directory))
+    def open(cls, directory: Path, *, check_pages: bool = True) -> Self:
+        """Open a run directory that somebody else may have made; close it, or use it in a `with` statement.
+
+        `check_pages` is that of `open_ledger`.
+        """
+        return cls(directory, open_ledger(directory, check_pages=check_pages))
 
     def read_config(self) -> dict[str, Any]:
         """Return the run's configuration as plain values."""

@@ -125,9 +125,7 @@ def read_table(path: Path, schema: "pa.Schema") -> "pa.Table":
     size = path.stat().st_size
     most = PARQUET_FLOOR + PARQUET_RATIO * size
     with convert_read_errors(path), pq.ParquetFile(path) as file:
-        missing = [name for name in schema.names if name not in file.schema_arrow.names]
-        if missing:
-            raise RecordError(f"{path} has no column {missing[0]!r}", path=path)
+        _check_columns(path, file, schema)
         rows, decoded, batches = _batch_rows(path, file, most), 0, []
         for batch in file.iter_batches(batch_size=rows, columns=schema.names, use_threads=False):
             lists = [column for column in batch.columns if pa.types.is_list(column.type)]
@@ -139,6 +137,42 @@ def read_table(path: Path, schema: "pa.Schema") -> "pa.Table":
             batches.append(batch)
         found = pa.Table.from_batches(batches, None if batches else schema)
         return found.select(schema.names).cast(schema)
+
+
+def read_rows(path: Path, schema: "pa.Schema", first: int, count: int) -> "pa.Table":
+    """Return a few rows of a Parquet file, decoded in bounded parts; only the row groups that hold them are read.
+
+    Raises:
+        RecordError: The file is damaged, lacks a column of `schema`, or expands to more than its size makes plausible.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    resolve_file(path.parent, path.name)
+    most = PARQUET_FLOOR + PARQUET_RATIO * path.stat().st_size
+    with convert_read_errors(path), pq.ParquetFile(path) as file:
+        _check_columns(path, file, schema)
+        size, start, found = _batch_rows(path, file, most), 0, []
+        for number in range(file.metadata.num_row_groups):
+            stop = start + file.metadata.row_group(number).num_rows
+            if start < first + count and stop > first:
+                place = start
+                for batch in file.iter_batches(size, row_groups=[number], columns=schema.names, use_threads=False):
+                    begin = max(first - place, 0)
+                    length = first + count - place - begin
+                    if length > 0 and begin < batch.num_rows:
+                        found.append(batch.slice(begin, length))
+                    place += batch.num_rows
+                    if place >= first + count:
+                        break
+            start = stop
+        return pa.Table.from_batches(found, None if found else schema).select(schema.names).cast(schema)
+
+
+def _check_columns(path: Path, file: "pq.ParquetFile", schema: "pa.Schema") -> None:
+    missing = [name for name in schema.names if name not in file.schema_arrow.names]
+    if missing:
+        raise RecordError(f"{path} has no column {missing[0]!r}", path=path)
 
 
 def _batch_rows(path: Path, file: "pq.ParquetFile", most: int) -> int:

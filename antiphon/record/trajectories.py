@@ -139,6 +139,20 @@ def read(path: Path) -> dict[AttemptId, Trajectory]:
         return _from_table(table)
 
 
+def read_attempt(path: Path, attempt: AttemptId) -> Trajectory | None:
+    """Read the trajectory of one attempt without keeping those of others; None if the file does not have it."""
+    names = ("grp", "sibling", "try")
+    ids = safe_files.read_table(path, pa.schema([SCHEMA.field(name) for name in names]))
+    with safe_files.convert_read_errors(path):
+        found = zip(*(ids.column(name).to_pylist() for name in names), strict=True)
+        rows = [row for row, numbers in enumerate(found) if numbers == attempt]
+    if not rows:
+        return None
+    table = safe_files.read_rows(path, SCHEMA, rows[0], rows[-1] - rows[0] + 1)  # segments of an attempt are neighbours
+    with safe_files.convert_read_errors(path):
+        return _from_table(table).get(attempt)
+
+
 def _from_table(table: pa.Table) -> dict[AttemptId, Trajectory]:
     found: dict[AttemptId, list[Segment]] = {}
     metas: dict[AttemptId, TrajectoryMeta] = {}

@@ -1,0 +1,30 @@
+"""The command that shows runs in a browser: dashboard."""
+
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from antiphon.cli.errors import exit_on_error, forbid_imports_from
+from antiphon.cli.tables import print_line
+
+
+def dashboard(
+    runs: Annotated[Path, typer.Argument(metavar="[RUNS]", help="Folder of runs, or the directory of one run.")] = Path(
+        "runs"
+    ),
+    host: Annotated[str, typer.Option(help="Address to listen on. Others than this machine's are for trusted networks.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8765,
+    prefix: Annotated[str, typer.Option(help="Path at which a proxy shows the dashboard, such as /antiphon.")] = "",
+) -> None:
+    """Show runs in a browser: curves, rollouts token by token, timelines and the record. Nothing is written into a run."""
+    with exit_on_error():
+        forbid_imports_from(runs)
+        from antiphon.dashboard.server import is_local, serve
+
+        if not is_local(host):
+            print_line(f"{host} can be reached from other machines, and what they read is not encrypted")
+        serve(runs, host, port, secrets.token_urlsafe(24), prefix, print_line)

@@ -1,0 +1,1 @@
+"""The web page over run directories. It reads `inspect`, `record` and `core` alone, and training never imports it."""

@@ -1,0 +1,75 @@
+"""Serve the dashboard until it is interrupted."""
+
+import asyncio
+import ipaddress
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import uvicorn
+
+from antiphon import __version__
+from antiphon.core.errors import ConfigError
+from antiphon.dashboard.app import create_app
+from antiphon.dashboard.index.store import cache_folder
+from antiphon.dashboard.security import check_prefix
+from antiphon.dashboard.site import Site
+
+SHUTDOWN_SECONDS = 1  # for streams of changes, which never end by themselves
+
+
+def serve(
+    folder: Path, host: str, port: int, token: str, prefix: str = "", announce: Callable[[str], None] = print
+) -> None:
+    """Serve a folder of runs until SIGINT or SIGTERM.
+
+    Args:
+        folder: The folder, or one run.
+        host: Address to listen on.
+        port: Port to listen on; 0 takes a free one.
+        token: Token that readers must have.
+        prefix: Path at which a proxy shows the dashboard.
+        announce: Called with the address, token included, once it is ready.
+
+    Raises:
+        ConfigError: The folder is none, or the address cannot be listened on.
+    """
+    prefix = check_prefix(prefix)
+    site = Site.make(folder, cache_folder())
+    app = create_app(site, token, prefix, __version__)
+    with _listen(host, port) as listener:
+        place = listener.getsockname()
+        shown = f"[{place[0]}]" if ":" in place[0] else place[0]
+        announce(f"http://{shown}:{place[1]}{prefix}/?token={token}")
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,  # it would hold the token
+            server_header=False,
+            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+            limit_concurrency=256,
+        )
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)  # uvicorn raises the signal that ended it again
+        asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))
+
+
+def is_local(host: str) -> bool:
+    """Return True if an address is reached from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(128)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"cannot be listened on: {error}", key="--host, --port", value=f"{host}:{port}") from error
+    return listener

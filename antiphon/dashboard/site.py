@@ -1,0 +1,34 @@
+"""All that the pages of one dashboard share."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from antiphon.dashboard.audits import Audits
+from antiphon.dashboard.cards import CardReader, RunCard
+from antiphon.dashboard.curves import Metrics, MetricsCache
+from antiphon.dashboard.folder import RunFolder
+from antiphon.dashboard.index.worker import IndexWorker
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The folder that is served, and what has been read of it."""
+
+    folder: RunFolder
+    cards: CardReader
+    metrics: MetricsCache
+    index: IndexWorker
+    audits: Audits
+
+    @classmethod
+    def make(cls, folder: Path, cache: Path) -> "Site":
+        """Make the site of a folder, with indices below `cache`."""
+        return cls(RunFolder(folder), CardReader(), MetricsCache(), IndexWorker(cache), Audits())
+
+    def read_card(self, name: str) -> RunCard:
+        """Return the card of a run; raise `NotFoundError` if there is none."""
+        return self.cards.read(name, self.folder.find(name))
+
+    def read_metrics(self, name: str) -> Metrics:
+        """Return the metrics of a run; raise `NotFoundError` if there is no such run."""
+        return self.metrics.read(self.folder.find(name))

@@ -1,0 +1,172 @@
+"""Curves of one run or of several, as charts draw them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from antiphon.core.types import FloatArray
+from antiphon.dashboard.charts import Chart, find_chart
+from antiphon.dashboard.curves import Metrics, MetricTable, average_seeds, downsample, rolling_mean
+from antiphon.dashboard.errors import NotFoundError, RequestError
+from antiphon.dashboard.params import Params
+from antiphon.dashboard.site import Site
+
+POINTS = 600  # of a curve
+MOST_CURVES = 24  # of a chart
+MOST_RUNS = 20  # that are compared
+AXES = ("step", "time")
+SMOOTH_FROM = 40  # steps; shorter runs are drawn as they are
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """One curve.
+
+    Attributes:
+        label: Its name in the legend.
+        kind: `line`; `faint`, the values behind a smoothed line; or `band`, between `low` and `high`.
+        color: Number of its colour.
+        x: Steps, or seconds since the first step began.
+        y: Values.
+        low: Least value over the seeds of a band.
+        high: Greatest value over the seeds of a band.
+    """
+
+    label: str
+    kind: str
+    color: int
+    x: list[float]
+    y: list[float]
+    low: list[float] = field(default_factory=list)
+    high: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChartData:
+    """The curves of one chart.
+
+    Attributes:
+        id: Id of the chart.
+        title: Title of the chart.
+        form: Form of its numbers: number, percent or small.
+        axis: `step` or `time`.
+        least: Lower end of the value axis, if it is fixed.
+        window: Steps that smoothed lines average over; 1 if they do not.
+        series: The curves.
+    """
+
+    id: str
+    title: str
+    form: str
+    axis: str
+    least: float | None
+    window: int
+    series: list[Series]
+
+
+def query_chart(site: Site, params: Params) -> ChartData:
+    """Return the curves of the chart `chart` of one run over `x` (step or time), smoothed over `smooth` steps."""
+    chart, axis = _find_chart(params), params.choice("x", AXES, "step")
+    metrics = site.read_metrics(params.name)
+    table = choose_table(metrics, chart)
+    window = _window(params, len(table))
+    place = _axis(table, axis)
+    series: list[Series] = []
+    names = [name for pattern in chart.metrics for name in table.match(pattern)][:MOST_CURVES]
+    for color, name in enumerate(names):
+        series += _make_lines(name, color, place, table.column(name), window)
+    return _make_data(chart, axis, window, series)
+
+
+def query_compared_chart(site: Site, params: Params) -> ChartData:
+    """Return the first metric of a chart of several runs (`run`), one colour a run, or a band a group of seeds (`seeds=1`)."""
+    chart, axis = _find_chart(params), params.choice("x", AXES, "step")
+    names = params.texts("run", MOST_RUNS)
+    tables = {name: choose_table(site.read_metrics(name), chart) for name in names}
+    groups = group_seeds(site, names) if params.choice("seeds", ("1",)) else {name: [name] for name in names}
+    window = _window(params, max((len(table) for table in tables.values()), default=0))
+    series: list[Series] = []
+    for color, (label, members) in enumerate(groups.items()):
+        curves = [curve for name in members if (curve := _first_curve(chart, tables[name], axis)) is not None]
+        if len(curves) > 1:
+            smooth = [(x, rolling_mean(y, window)) for x, y in curves]
+            band = average_seeds([x for x, _ in smooth], [y for _, y in smooth], POINTS)
+            series.append(
+                Series(
+                    label=label,
+                    kind="band",
+                    color=color,
+                    x=band["x"],
+                    y=band["mean"],
+                    low=band["low"],
+                    high=band["high"],
+                )
+            )
+        elif curves:
+            series += _make_lines(label, color, *curves[0], window)
+    return _make_data(chart, axis, window, series)
+
+
+def group_seeds(site: Site, names: Sequence[str]) -> dict[str, list[str]]:
+    """Group runs whose configurations differ in the seed alone; the label of a group of several names their number."""
+    from antiphon.inspect.settings import IDENTITY, flatten_settings
+    from antiphon.record import safe_files
+
+    found: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for name in names:
+        config: Mapping[str, object] = safe_files.read_config(site.folder.find(name))
+        kept = {key: value for key, value in config.items() if key not in (*IDENTITY, "seed")}
+        found.setdefault(tuple(flatten_settings(kept)), []).append(name)
+    return {
+        group[0] if len(group) == 1 else f"{group[0]} and {len(group) - 1} more seeds": group
+        for group in found.values()
+    }
+
+
+def choose_table(metrics: Metrics, chart: Chart) -> MetricTable:
+    """Return the table that has a chart's metrics: that of the training steps, or that of supervised steps."""
+    is_supervised = all(name.startswith("sft/") for name in chart.metrics)
+    return metrics.supervised if is_supervised or not len(metrics.training) else metrics.training
+
+
+def _find_chart(params: Params) -> Chart:
+    found = find_chart(params.text("chart"))
+    if found is None:
+        raise NotFoundError("there is no such chart; `chart` is the id of a chart or the name of a metric")
+    return found
+
+
+def _window(params: Params, steps: int) -> int:
+    given = params.integer("smooth")
+    if given is not None and not 1 <= given <= 1000:
+        raise RequestError(f"smooth: {given} is not valid; valid are 1 to 1000 steps")
+    return given if given is not None else (max(steps // 30, 2) if steps >= SMOOTH_FROM else 1)
+
+
+def _axis(table: MetricTable, axis: str) -> FloatArray:
+    return table.seconds() if axis == "time" else np.array(table.steps, np.float64)
+
+
+def _first_curve(chart: Chart, table: MetricTable, axis: str) -> tuple[FloatArray, FloatArray] | None:
+    names = [name for pattern in chart.metrics for name in table.match(pattern)]
+    return (_axis(table, axis), table.column(names[0])) if names else None
+
+
+def _make_lines(label: str, color: int, x: FloatArray, y: FloatArray, window: int) -> list[Series]:
+    """Return a curve, and its values behind it if it is smoothed and there are enough of them."""
+    if window <= 1 or np.isfinite(y).sum() < SMOOTH_FROM:
+        px, py = downsample(x, y, POINTS)
+        return [Series(label=label, kind="line", color=color, x=px, y=py)]
+    fx, fy = downsample(x, y, POINTS)
+    mx, my = downsample(x, rolling_mean(y, window), POINTS)
+    return [
+        Series(label=f"{label}, each step", kind="faint", color=color, x=fx, y=fy),
+        Series(label=label, kind="line", color=color, x=mx, y=my),
+    ]
+
+
+def _make_data(chart: Chart, axis: str, window: int, series: list[Series]) -> ChartData:
+    return ChartData(
+        id=chart.id, title=chart.title, form=chart.form, axis=axis, least=chart.least, window=window, series=series
+    )
