@@ -14,9 +14,9 @@ def dashboard(
     runs: Annotated[Path, typer.Argument(metavar="[RUNS]", help="Folder of runs, or the directory of one run.")] = Path(
         "runs"
     ),
-    host: Annotated[str, typer.Option(help="Address to listen on. Others than this machine's are for trusted networks.")] = (
-        "127.0.0.1"
-    ),
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Others than this machine's are for trusted networks.")
+    ] = ("127.0.0.1"),
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8765,
     prefix: Annotated[str, typer.Option(help="Path at which a proxy shows the dashboard, such as /antiphon.")] = "",
 ) -> None:

@@ -64,7 +64,10 @@ def create_app(site: Site, token: str, prefix: str = "", version: str = "") -> D
     app = Starlette(
         routes=[*routes, Mount("/static", StaticFiles(directory=HERE / "static"))],
         lifespan=_make_lifespan(site),
-        exception_handlers={AntiphonError: _make_error_handler(templates), HTTPException: _make_error_handler(templates)},
+        exception_handlers={
+            AntiphonError: _make_error_handler(templates),
+            HTTPException: _make_error_handler(templates),
+        },
     )
     return Door(app, token, prefix)
 

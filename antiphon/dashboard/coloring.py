@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from antiphon.core.types import FloatArray, Segment
+from antiphon.core.types import Segment
+from antiphon.dashboard.curves import Curve
 
 LEVELS = 10
 SURPRISE = np.array([0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0])  # bounds of the levels of a negative log-prob
@@ -29,7 +30,7 @@ class Coloring:
         legend: The levels that occur.
     """
 
-    values: FloatArray
+    values: Curve
     levels: np.ndarray
     legend: list[Legend] = field(default_factory=list)
 
@@ -70,7 +71,7 @@ def make_coloring(segment: Segment, name: str) -> Coloring | None:
     return _color_stream(np.asarray(found, np.float64))
 
 
-def _color_stream(values: FloatArray) -> Coloring:
+def _color_stream(values: Curve) -> Coloring:
     """Spread the levels evenly between the least and the greatest value."""
     known = values[np.isfinite(values)]
     if not len(known):

@@ -1,5 +1,6 @@
 """The metrics of a run as arrays, read once and then followed as the file grows, in bounded memory."""
 
+import itertools
 import json
 import threading
 from bisect import bisect_left
@@ -9,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from antiphon.core.types import FloatArray
 from antiphon.record import safe_files
 
+Curve = npt.NDArray[np.float64]
 MOST_LINE = 1 << 20  # bytes of one step
 MOST_METRICS = 1_000
 MOST_STEPS = 16_384  # rows in memory; of a longer run every second step is kept, and so on
@@ -66,7 +68,7 @@ class MetricTable:
             if column is not None:
                 self._values[row, column] = value
 
-    def column(self, name: str) -> FloatArray:
+    def column(self, name: str) -> Curve:
         """Return a metric, [steps]; NaN where a step does not have it."""
         if name not in self._columns:
             return np.full(len(self.steps), np.nan)
@@ -90,7 +92,7 @@ class MetricTable:
             if len(found) == len(parts) and all(one in ("*", other) for one, other in zip(parts, found, strict=True))
         ]
 
-    def seconds(self) -> FloatArray:
+    def seconds(self) -> Curve:
         """Return the seconds from the first step's begin to each step's end, [steps]."""
         return np.cumsum(np.nan_to_num(self.column(SECONDS))) * self._stride
 
@@ -178,7 +180,7 @@ class MetricsCache:
         return metrics
 
 
-def downsample(x: FloatArray, y: FloatArray, points: int) -> tuple[list[float], list[float]]:
+def downsample(x: Curve, y: Curve, points: int) -> tuple[list[float], list[float]]:
     """Return a curve in at most about `points` points: the least and the greatest of each interval, so that spikes stay.
 
     Args:
@@ -192,13 +194,13 @@ def downsample(x: FloatArray, y: FloatArray, points: int) -> tuple[list[float], 
         return x.tolist(), y.tolist()
     edges = np.linspace(0, len(y), max(points // 2, 1) + 1).astype(int)
     kept: list[int] = []
-    for start, stop in zip(edges[:-1], edges[1:], strict=True):
+    for start, stop in itertools.pairwise(edges.tolist()):
         part = y[start:stop]
         kept += sorted({start + int(part.argmin()), start + int(part.argmax())})
     return x[kept].tolist(), y[kept].tolist()
 
 
-def rolling_mean(y: FloatArray, window: int) -> FloatArray:
+def rolling_mean(y: Curve, window: int) -> Curve:
     """Return the mean over the last `window` known values, [N]; values that are not finite do not count."""
     known = np.isfinite(y)
     sums = np.concatenate([[0.0], np.cumsum(np.where(known, y, 0.0))])
@@ -209,7 +211,7 @@ def rolling_mean(y: FloatArray, window: int) -> FloatArray:
         return np.where(known, (sums[stop] - sums[start]) / (counts[stop] - counts[start]), np.nan)
 
 
-def read_sparkline(values: FloatArray, points: int = 40) -> list[float]:
+def read_sparkline(values: Curve, points: int = 40) -> list[float]:
     """Return the means of at most `points` intervals of a curve."""
     known = values[np.isfinite(values)]
     if len(known) <= points:
@@ -217,7 +219,7 @@ def read_sparkline(values: FloatArray, points: int = 40) -> list[float]:
     return [float(part.mean()) for part in np.array_split(known, points)]
 
 
-def average_seeds(x: Sequence[FloatArray], y: Sequence[FloatArray], points: int) -> dict[str, list[float]]:
+def average_seeds(x: Sequence[Curve], y: Sequence[Curve], points: int) -> dict[str, list[float]]:
     """Return mean, least and greatest of several curves where all of them are known.
 
     Args:

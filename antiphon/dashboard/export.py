@@ -21,7 +21,8 @@ def chart_csv(chart: ChartData) -> str:
     writer = csv.writer(file)
     writer.writerow(["series", chart.axis, chart.title, "low", "high"])
     for series in chart.series:
-        lows, highs = series.low or [""] * len(series.x), series.high or [""] * len(series.x)
+        blank = [None] * len(series.x)
+        lows, highs = series.low or blank, series.high or blank
         for row in zip(series.x, series.y, lows, highs, strict=True):
             label = clean(series.label)
             # A spreadsheet would run a text that begins like a formula.
@@ -66,8 +67,12 @@ def _axes(chart: ChartData, scale: _Scale) -> list[str]:
     found = []
     for value in ticks(scale.low, scale.high, 5):
         y = scale.y(value)
-        found.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{GRAY}" stroke-opacity=".2"/>')
-        found.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_text(number(value, chart.form))}</text>')
+        found.append(
+            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{GRAY}" stroke-opacity=".2"/>'
+        )
+        found.append(
+            f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_text(number(value, chart.form))}</text>'
+        )
     for value in ticks(scale.left, scale.right, 6):
         found.append(f'<text x="{scale.x(value):.1f}" y="{HEIGHT - BOTTOM + 15}" text-anchor="middle">{value:g}</text>')
     unit = "step" if chart.axis == "step" else "seconds"
@@ -78,7 +83,9 @@ def _curve(series: Series, scale: _Scale) -> str:
     color = COLORS[series.color % len(COLORS)]
     points = " ".join(f"{scale.x(x):.1f},{scale.y(y):.1f}" for x, y in zip(series.x, series.y, strict=True))
     opacity, width = (".3", 1) if series.kind == "faint" else ("1", 1.6)
-    line = f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="{width}" stroke-opacity="{opacity}"/>'
+    line = (
+        f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="{width}" stroke-opacity="{opacity}"/>'
+    )
     if series.kind != "band":
         return line
     upper = [f"{scale.x(x):.1f},{scale.y(y):.1f}" for x, y in zip(series.x, series.high, strict=True)]
@@ -91,7 +98,9 @@ def _legend(lines: list[Series]) -> list[str]:
     found = []
     for place, series in enumerate(lines):
         y = HEIGHT - 14 + place * LINE_HEIGHT
-        found.append(f'<rect x="{LEFT}" y="{y - 8}" width="10" height="10" fill="{COLORS[series.color % len(COLORS)]}"/>')
+        found.append(
+            f'<rect x="{LEFT}" y="{y - 8}" width="10" height="10" fill="{COLORS[series.color % len(COLORS)]}"/>'
+        )
         found.append(f'<text x="{LEFT + 16}" y="{y + 1}">{_text(series.label[:70])}</text>')
     return found
 

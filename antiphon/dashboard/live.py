@@ -38,7 +38,9 @@ class Changes:
         """
         run = self._site.folder.find(name)
         if self._streams >= MOST_STREAMS:
-            raise TooManyStreamsError(f"{MOST_STREAMS} pages watch runs already; close some, or reload this one by hand")
+            raise TooManyStreamsError(
+                f"{MOST_STREAMS} pages watch runs already; close some, or reload this one by hand"
+            )
         return self._stream(run)
 
     async def _stream(self, run: Path) -> AsyncIterator[str]:
@@ -51,7 +53,9 @@ class Changes:
                 await asyncio.sleep(INTERVAL)
                 now = await asyncio.to_thread(_look, run)
                 if now != before:
-                    changed = [name for name, one, other in zip((*WATCHED, "state"), before, now, strict=True) if one != other]
+                    changed = [
+                        name for name, one, other in zip((*WATCHED, "state"), before, now, strict=True) if one != other
+                    ]
                     before, quiet = now, 0
                     yield f"data: {json.dumps({'changed': changed})}\n\n"
                 elif (quiet := quiet + 1) >= BEAT:

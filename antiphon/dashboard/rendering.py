@@ -58,7 +58,7 @@ def number(value: float | None, form: str = "number") -> str:
         return f"{int(value):,}".replace("-", "−")
     if form == "small" and abs(value) < 0.001:
         return f"{value:.2e}".replace("-", "−")
-    digits = 1 if abs(value) >= 1000 else 2 if abs(value) >= 10 else 3
+    digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2 if abs(value) >= 10 else 3
     return f"{value:,.{digits}f}".replace("-", "−")
 
 
@@ -67,7 +67,7 @@ def duration(seconds: float | None) -> str:
     if seconds is None or not math.isfinite(seconds):
         return "–"
     if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+        return f"{seconds:.1f} s" if 0 < abs(seconds) < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"

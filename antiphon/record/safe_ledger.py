@@ -44,7 +44,9 @@ def open_ledger(directory: Path, *, check_pages: bool = True) -> sqlite3.Connect
     if size > MOST_BYTES:
         raise RecordError(f"{path} has {size:,} bytes; at most {MOST_BYTES:,} are read", path=path)
     try:
-        if not os.path.lexists(f"{path}-wal"):  # nobody writes: SQLite need not leave files of its own beside the ledger
+        if not os.path.lexists(
+            f"{path}-wal"
+        ):  # nobody writes: SQLite need not leave files of its own beside the ledger
             return _connect(path, "immutable=1", size, check_pages)
         try:
             return _connect(path, "mode=ro", size, check_pages)

@@ -27,7 +27,11 @@ ON CONFLICT (lineage, grp, sibling, try) DO UPDATE SET status = excluded.status,
 
 
 def copy_attempts(
-    index: sqlite3.Connection, run: Path, report: Callable[[float], None] = lambda share: None, *, check_pages: bool = True
+    index: sqlite3.Connection,
+    run: Path,
+    report: Callable[[float], None] = lambda share: None,
+    *,
+    check_pages: bool = True,
 ) -> int:
     """Copy the attempts that are new or were not at their end the last time.
 

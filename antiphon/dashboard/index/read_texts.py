@@ -15,7 +15,9 @@ from antiphon.record.trajectories import SCHEMA
 
 MOST_TOKENS = 16_384  # of a segment that are indexed
 PREVIEW = 160  # characters
-COLUMNS = pa.schema([SCHEMA.field(name) for name in ("lineage", "grp", "sibling", "try", "segment", "tokens", "loss_mask")])
+COLUMNS = pa.schema(
+    [SCHEMA.field(name) for name in ("lineage", "grp", "sibling", "try", "segment", "tokens", "loss_mask")]
+)
 
 
 def index_texts(

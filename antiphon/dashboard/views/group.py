@@ -44,7 +44,7 @@ class SiblingText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPage:
-    """All attempts at one prompt: the run, the prompt, and the siblings, of which `reference` is what others are compared with."""
+    """All attempts at one prompt; `reference` is the sibling that others are compared with, `more` how many are left out."""
 
     card: RunCard
     lineage: int

@@ -111,7 +111,9 @@ def query_record(site: Site, params: Params) -> RecordPage:
     try:
         with closing(open_ledger(run, check_pages=False)) as db, safe_files.convert_read_errors(ledger):
             lineages = _read_lineages(db)
-            rows = db.execute("SELECT name, lineage, version FROM checkpoints ORDER BY step DESC LIMIT ?", (MOST_CHECKPOINTS,))
+            rows = db.execute(
+                "SELECT name, lineage, version FROM checkpoints ORDER BY step DESC LIMIT ?", (MOST_CHECKPOINTS,)
+            )
             written = {name: (lineage, version) for name, lineage, version in rows}
             (versions,) = db.execute("SELECT count(*) FROM versions").fetchone()
     except AntiphonError as error:
@@ -128,7 +130,9 @@ def query_record(site: Site, params: Params) -> RecordPage:
 
 
 def _read_lineages(db: Any) -> list[Lineage]:
-    rows = db.execute("SELECT lineage, parent, cut, version, code FROM lineages ORDER BY lineage LIMIT ?", (MOST_LINEAGES,))
+    rows = db.execute(
+        "SELECT lineage, parent, cut, version, code FROM lineages ORDER BY lineage LIMIT ?", (MOST_LINEAGES,)
+    )
     steps = {
         row[0]: row[1:]
         for row in db.execute("SELECT lineage, count(*), sum(undone), min(step), max(step) FROM steps GROUP BY lineage")

@@ -5,6 +5,7 @@ import re
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -147,7 +148,8 @@ def query_rollouts(site: Site, params: Params) -> RolloutsPage:
 
 def _make_filter(params: Params, sort: str) -> tuple[str, str, list[object]]:
     """Return the tables, the condition and its values of a query."""
-    conditions, values = ["1"], []
+    conditions: list[str] = ["1"]
+    values: list[object] = []
     for key, (condition, kind) in RANGES.items():
         value = params.integer(key) if kind is int else params.number(key)
         if value is not None:
@@ -184,8 +186,8 @@ def make_match(words: str) -> str:
 def _make_row(row: sqlite3.Row) -> AttemptRow:
     names = ("step", "task", "prompt", "status", "score", "tokens", "age", "seconds", "failure")
     attempt = f"{row['lineage']}:{row['grp']}.{row['sibling']}.{row['try']}"
-    texts = {"question": row["question"] or "", "answer": row["answer"] or ""}
-    return AttemptRow(id=attempt, **{name: row[name] for name in names}, **texts)
+    fields: dict[str, Any] = {name: row[name] for name in names}
+    return AttemptRow(id=attempt, question=row["question"] or "", answer=row["answer"] or "", **fields)
 
 
 def _read_histogram(
@@ -198,6 +200,5 @@ def _read_histogram(
         return []
     counts, edges = np.histogram(scores, bins=BINS)
     return [
-        (float(begin), float(end), int(count))
-        for begin, end, count in zip(edges[:-1], edges[1:], counts, strict=True)
+        (float(begin), float(end), int(count)) for begin, end, count in zip(edges[:-1], edges[1:], counts, strict=True)
     ]

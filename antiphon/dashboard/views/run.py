@@ -129,10 +129,12 @@ def _list_figures(card: RunCard, table: MetricTable) -> list[Figure]:
         ("age", table.last("age/mean"), "number", "versions between sampling and training"),
         ("entropy", table.last("learner/entropy"), "number", "nats a token"),
         ("waiting", table.last("step/wait_groups_share"), "percent", "of a step the learner waits for groups"),
-        ("step", table.last("step/seconds"), "number", "seconds of the last step"),
+        ("seconds a step", table.last("step/seconds"), "number", "duration of the last step"),
         ("groups alive", table.last("groups/live"), "number", "admitted and not released"),
     )
-    return [Figure(label=label, value=value, form=form, note=note) for label, value, form, note in rows if value is not None]
+    return [
+        Figure(label=label, value=value, form=form, note=note) for label, value, form, note in rows if value is not None
+    ]
 
 
 def _estimate_remaining(card: RunCard, table: MetricTable) -> float | None:

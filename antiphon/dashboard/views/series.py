@@ -5,12 +5,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from antiphon.core.types import FloatArray
 from antiphon.dashboard.charts import Chart, find_chart
-from antiphon.dashboard.curves import Metrics, MetricTable, average_seeds, downsample, rolling_mean
+from antiphon.dashboard.curves import Curve, Metrics, MetricTable, average_seeds, downsample, rolling_mean
 from antiphon.dashboard.errors import NotFoundError, RequestError
 from antiphon.dashboard.params import Params
 from antiphon.dashboard.site import Site
+from antiphon.inspect.settings import IDENTITY, flatten_settings
+from antiphon.record import safe_files
 
 POINTS = 600  # of a curve
 MOST_CURVES = 24  # of a chart
@@ -110,9 +111,6 @@ def query_compared_chart(site: Site, params: Params) -> ChartData:
 
 def group_seeds(site: Site, names: Sequence[str]) -> dict[str, list[str]]:
     """Group runs whose configurations differ in the seed alone; the label of a group of several names their number."""
-    from antiphon.inspect.settings import IDENTITY, flatten_settings
-    from antiphon.record import safe_files
-
     found: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for name in names:
         config: Mapping[str, object] = safe_files.read_config(site.folder.find(name))
@@ -144,16 +142,16 @@ def _window(params: Params, steps: int) -> int:
     return given if given is not None else (max(steps // 30, 2) if steps >= SMOOTH_FROM else 1)
 
 
-def _axis(table: MetricTable, axis: str) -> FloatArray:
+def _axis(table: MetricTable, axis: str) -> Curve:
     return table.seconds() if axis == "time" else np.array(table.steps, np.float64)
 
 
-def _first_curve(chart: Chart, table: MetricTable, axis: str) -> tuple[FloatArray, FloatArray] | None:
+def _first_curve(chart: Chart, table: MetricTable, axis: str) -> tuple[Curve, Curve] | None:
     names = [name for pattern in chart.metrics for name in table.match(pattern)]
     return (_axis(table, axis), table.column(names[0])) if names else None
 
 
-def _make_lines(label: str, color: int, x: FloatArray, y: FloatArray, window: int) -> list[Series]:
+def _make_lines(label: str, color: int, x: Curve, y: Curve, window: int) -> list[Series]:
     """Return a curve, and its values behind it if it is smoothed and there are enough of them."""
     if window <= 1 or np.isfinite(y).sum() < SMOOTH_FROM:
         px, py = downsample(x, y, POINTS)

@@ -5,6 +5,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from antiphon.dashboard.cards import RunCard
 from antiphon.dashboard.errors import RequestError
 from antiphon.dashboard.params import Params
@@ -185,8 +187,6 @@ def _make_learner(steps: list[tuple[int, float, float]], start: float, stop: flo
 
 def _count_running(index: sqlite3.Connection, lineage: int, start: float, stop: float) -> list[float]:
     """Return the mean number of running attempts in cells of the interval, of up to 200,000 attempts."""
-    import numpy as np
-
     cells = CELLS // 2
     rows = index.execute(
         "SELECT begun, begun + seconds FROM attempts WHERE lineage = ? AND seconds IS NOT NULL AND begun < ?"
