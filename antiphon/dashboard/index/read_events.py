@@ -29,6 +29,7 @@ def copy_spans(index: sqlite3.Connection, run: Path) -> int:
         file.seek(state.offset)
         while have + total < MOST_SPANS:
             spans = list(_read_batch(file, state))
+            state.longest = max([state.longest, *(stop - start for _, _, _, start, stop in spans)])
             if not state.moved:
                 break
             index.executemany("INSERT INTO spans (lane, kind, label, start, stop) VALUES (?, ?, ?, ?, ?)", spans)
@@ -36,6 +37,11 @@ def copy_spans(index: sqlite3.Connection, run: Path) -> int:
             index.commit()
             total += len(spans)
     return total
+
+
+def longest_span(index: sqlite3.Connection) -> float:
+    """Return the seconds of the longest span in an index."""
+    return _State.load(index).longest
 
 
 class _State:
@@ -46,7 +52,7 @@ class _State:
         self.moved = False
         self.placed: dict[str, list[Any]] = {}  # request -> [time, engine]
         self.taken: list[Any] = []  # [time]
-        self.version = 0
+        self.longest = 0.0  # seconds of a span
 
     @classmethod
     def load(cls, index: sqlite3.Connection) -> "_State":

@@ -27,6 +27,7 @@ class Progress:
         texts: Share of the files whose texts are indexed.
         problem: The reason why texts cannot be read; empty if they can.
         failure: The reason why the ledger cannot be read; empty if it can.
+        has_events: True once the events are copied.
         updated: Time of the last complete copy, on the monotonic clock.
     """
 
@@ -35,6 +36,7 @@ class Progress:
     problem: str = ""
     failure: str = ""
     updated: float = float("-inf")
+    has_events: bool = False
     ready: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -120,6 +122,7 @@ class IndexWorker:
             with self._lock:
                 self._waiting.discard(run)
             read_events.copy_spans(index, run)
+            progress.has_events = True
             self._read_texts(index, run, progress)
         finally:
             index.close()

@@ -140,8 +140,7 @@ def query_attempt(site: Site, params: Params) -> AttemptPage:
         if row is None:
             raise NotFoundError(f"the run has no attempt {params.text('id')}")
         siblings = record.list_siblings(row)[:MOST_SIBLINGS]
-        with safe_files.convert_read_errors(run):
-            causes = list(explain_status(record, row))
+        causes = _explain(run, record, row)
     trajectory, problem = _read_trajectory(run, row)
     number = params.integer("segment", 0) or 0
     view = _view_segment(site, params, trajectory, number) if trajectory is not None else None
@@ -194,6 +193,15 @@ def _read_trajectory(run: Path, row: reader.AttemptRow) -> tuple[Trajectory | No
     except AntiphonError as error:
         return None, str(error)
     return found, "" if found is not None else f"rollouts/{row.file} does not have this attempt."
+
+
+def _explain(run: Path, record: reader.RunReader, row: reader.AttemptRow) -> list[tuple[str, str]]:
+    """Return the causes of an attempt's status, or the reason why they cannot be told."""
+    try:
+        with safe_files.convert_read_errors(run):
+            return list(explain_status(record, row))
+    except AntiphonError as error:
+        return [("cause", f"it cannot be told: {error}")]
 
 
 def _list_facts(row: reader.AttemptRow, trajectory: Trajectory | None) -> Iterator[tuple[str, str]]:

@@ -9,36 +9,50 @@ import numpy as np
 
 from antiphon.dashboard.cards import RunCard
 from antiphon.dashboard.errors import RequestError
+from antiphon.dashboard.index.read_events import longest_span
 from antiphon.dashboard.params import Params
 from antiphon.dashboard.site import Site
 from antiphon.record import safe_files
 from antiphon.record.safe_ledger import open_ledger
+from antiphon.record.timeline import union_length
 
-CELLS = 480  # of a lane in which spans are too short to be drawn one by one
-MOST_SPANS = 3_000  # that are drawn one by one
+CELLS = 240  # of a lane
+MOST_ROWS = 8  # of spans above each other in a lane; a lane with more shows its load
+MOST_DRAWN = 3_000  # spans that are drawn one by one
+MOST_SPANS = 200_000  # that are counted; of more, every second one and so on
 MOST_LANES = 64
-MOST_ATTEMPTS = 200_000  # whose concurrency is counted
-LONGEST_SPAN = 86_400.0
+RawSpan = tuple[str, str, float, float]  # kind, label, begin, end
+BUSY = ("request", "aborted", "step")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """One thing that lasted: its kind, label, begin and end in seconds, and the share of the cell that is busy."""
+    """One thing that lasted: its kind, label, begin and end in seconds, and its row in the lane."""
 
     kind: str
     label: str
     start: float
     stop: float
-    share: float
+    row: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """What one engine or the learner did: its spans, and the share of the interval in which it was busy."""
+    """What one engine or the learner did.
+
+    Attributes:
+        name: Its name.
+        busy: Share of the interval in which it did something.
+        spans: What it did, if that can be drawn one by one.
+        rows: Rows of spans.
+        load: Else the number of requests at places evenly spaced in the interval.
+    """
 
     name: str
     busy: float
     spans: list[Span]
+    rows: int
+    load: list[float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +70,7 @@ class TimelinePage:
         stop: End of the interval.
         lanes: The lanes.
         running: Number of running attempts at places evenly spaced in the interval.
-        drawn: True if spans are drawn one by one; False if each cell shows how much of it is busy.
+        reading: True while events are read into the index.
         trace: True if the run has a trace for Perfetto.
     """
 
@@ -70,14 +84,14 @@ class TimelinePage:
     stop: float
     lanes: list[Lane]
     running: list[float]
-    drawn: bool
+    reading: bool
     trace: bool
 
 
 def query_timeline(site: Site, params: Params) -> TimelinePage:
     """Return what happened between `start` and `stop`, in seconds on the clock of the lineage `lineage`."""
     run = site.folder.find(params.name)
-    site.index.refresh(run)
+    progress = site.index.refresh(run)
     with closing(site.index.open(run)) as index:
         with closing(open_ledger(run, check_pages=False)) as ledger, safe_files.convert_read_errors(run / "ledger.db"):
             lineages = [row[0] for row in ledger.execute("SELECT lineage FROM lineages ORDER BY lineage LIMIT 500")]
@@ -89,9 +103,11 @@ def query_timeline(site: Site, params: Params) -> TimelinePage:
         start, stop = first if start is None else start, last if stop is None else stop
         if stop <= start:
             raise RequestError(f"stop: {stop:g} is not after start, which is {start:g}")
-        lanes, drawn = _read_lanes(index, start, stop) if has_spans else ([], True)
+        lanes = _read_lanes(index, start, stop) if has_spans else []
         if not any(lane.name == "learner" for lane in lanes):
-            lanes.append(_make_learner(steps, start, stop))
+            lanes.append(
+                _make_lane("learner", [("step", f"step {step}", *times) for step, *times in steps], start, stop)
+            )
         running = _count_running(index, lineage, start, stop)
     return TimelinePage(
         card=site.read_card(params.name),
@@ -104,7 +120,7 @@ def query_timeline(site: Site, params: Params) -> TimelinePage:
         stop=stop,
         lanes=lanes[:MOST_LANES],
         running=running,
-        drawn=drawn,
+        reading=(run / "events.jsonl").is_file() and not progress.has_events,
         trace=(run / "trace.json").is_file(),
     )
 
@@ -132,72 +148,71 @@ def _find_bounds(
     return (first, last) if last > first else (first, first + 1.0)
 
 
-def _read_lanes(index: sqlite3.Connection, start: float, stop: float) -> tuple[list[Lane], bool]:
-    """Return the lanes of an interval, and True if spans are drawn one by one."""
+def _read_lanes(index: sqlite3.Connection, start: float, stop: float) -> list[Lane]:
+    """Return the lanes of an interval."""
     where = "start < ? AND start >= ? AND stop >= ?"
-    inside = (stop, start - LONGEST_SPAN, start)
-    query = f"SELECT lane, kind, label, start, stop FROM spans WHERE {where} ORDER BY start LIMIT {MOST_SPANS + 1}"
-    rows = index.execute(query, inside).fetchall()
-    lanes: dict[str, list[Span]] = {}
-    if len(rows) <= MOST_SPANS:
-        for lane, kind, label, begin, end in rows:
-            lanes.setdefault(lane, []).append(Span(kind=kind, label=label, start=begin, stop=end, share=1.0))
-        return [_make_lane(name, spans, start, stop) for name, spans in sorted(lanes.items(), key=_by_lane)], True
-    width = (stop - start) / CELLS
-    query = (
-        "SELECT lane, CAST((max(start, :start) - :start) / :width AS INTEGER) AS cell, count(*) AS spans,"
-        f" sum(min(stop, :stop) - max(start, :start)) AS busy FROM spans WHERE {where.replace('?', '{}')}"
-        " AND kind IN ('request', 'aborted', 'step') GROUP BY lane, cell"
-    ).format(":stop", ":floor", ":start")
-    values = {"start": start, "stop": stop, "width": width, "floor": start - LONGEST_SPAN}
-    for lane, cell, count, busy in index.execute(query, values):
-        begin = start + cell * width
-        label = f"{count:,} begin here"
-        share = min((busy or 0.0) / width, 1.0)
-        lanes.setdefault(lane, []).append(Span(kind="cell", label=label, start=begin, stop=begin + width, share=share))
-    return [_make_lane(name, spans, start, stop) for name, spans in sorted(lanes.items(), key=_by_lane)], False
+    inside = (stop, start - longest_span(index), start)
+    (count,) = index.execute(f"SELECT count(*) FROM spans WHERE {where}", inside).fetchone()
+    stride = -(-count // MOST_SPANS) or 1
+    query = f"SELECT lane, kind, label, start, stop FROM spans WHERE {where} AND number % ? = 0 ORDER BY start"
+    lanes: dict[str, list[RawSpan]] = {}
+    for lane, *span in index.execute(query, (*inside, stride)):
+        lanes.setdefault(lane, []).append((span[0], span[1], span[2], span[3]))
+    return [_make_lane(name, lanes[name], start, stop, stride) for name in sorted(lanes, key=_rank_lane)]
 
 
-def _by_lane(item: tuple[str, Any]) -> tuple[int, int, str]:
-    name = item[0]
+def _rank_lane(name: str) -> tuple[bool, int, str]:
+    """Return the place of a lane: the learner, then engines by number, then other events."""
     digits = name.rpartition(" ")[2]
     return (name == "events", int(digits) if digits.isdigit() else -1, name)
 
 
-def _make_lane(name: str, spans: list[Span], start: float, stop: float) -> Lane:
-    covered, end = 0.0, start
-    for span in spans:
-        begin, until = max(span.start, end), min(span.stop, stop)
-        if until > begin:
-            covered += (until - begin) * span.share
-            end = until
-    return Lane(name=name, busy=covered / (stop - start), spans=spans)
+def _make_lane(name: str, spans: list[RawSpan], start: float, stop: float, stride: int = 1) -> Lane:
+    inside = [span for span in spans if span[3] >= start and span[2] <= stop]
+    busy = union_length((max(begin, start), min(end, stop)) for kind, _, begin, end in inside if kind in BUSY)
+    drawn, rows = _stack(inside) if stride == 1 and len(inside) <= MOST_DRAWN else ([], 0)
+    is_drawn = 0 < rows <= MOST_ROWS
+    return Lane(
+        name=name,
+        busy=min(busy / (stop - start), 1.0),
+        spans=drawn if is_drawn else [span for span in drawn if span.kind not in BUSY][:MOST_DRAWN],
+        rows=rows if is_drawn else 1,
+        load=[] if is_drawn else _count_load([span for span in inside if span[0] in BUSY], start, stop, stride),
+    )
 
 
-def _make_learner(steps: list[tuple[int, float, float]], start: float, stop: float) -> Lane:
-    inside = [step for step in steps if step[2] >= start and step[1] <= stop]
-    stride = -(-len(inside) // MOST_SPANS) or 1
-    spans = [
-        Span(kind="step", label=f"step {step}", start=begin, stop=end, share=1.0)
-        for step, begin, end in inside[::stride]
-    ]
-    lane = _make_lane("learner", spans, start, stop)
-    return Lane(name=lane.name, busy=min(lane.busy * stride, 1.0), spans=spans)
+def _stack(spans: list[RawSpan]) -> tuple[list[Span], int]:
+    """Put spans that overlap into different rows, and return the number of rows."""
+    ends: list[float] = []
+    found = []
+    for kind, label, start, stop in spans:
+        row = next((place for place, end in enumerate(ends) if end <= start), len(ends))
+        if kind not in BUSY:
+            row = 0
+        elif row == len(ends):
+            ends.append(stop)
+        else:
+            ends[row] = stop
+        found.append(Span(kind=kind, label=label, start=start, stop=stop, row=row))
+    return found, max(len(ends), 1)
+
+
+def _count_load(spans: list[RawSpan], start: float, stop: float, stride: int = 1) -> list[float]:
+    """Return the number of spans at the middle of each cell of the interval."""
+    if not spans:
+        return []
+    places = start + (np.arange(CELLS) + 0.5) * (stop - start) / CELLS
+    begun = np.searchsorted(np.sort([span[2] for span in spans]), places, "right")
+    ended = np.searchsorted(np.sort([span[3] for span in spans]), places, "right")
+    load: list[float] = ((begun - ended) * float(stride)).tolist()
+    return load
 
 
 def _count_running(index: sqlite3.Connection, lineage: int, start: float, stop: float) -> list[float]:
-    """Return the mean number of running attempts in cells of the interval, of up to 200,000 attempts."""
-    cells = CELLS // 2
-    rows = index.execute(
-        "SELECT begun, begun + seconds FROM attempts WHERE lineage = ? AND seconds IS NOT NULL AND begun < ?"
-        f" AND begun + seconds > ? LIMIT {MOST_ATTEMPTS}",
-        (lineage, stop, start),
-    ).fetchall()
-    if not rows:
-        return []
-    spans = np.array([tuple(row) for row in rows], np.float64)
-    edges = np.linspace(start, stop, cells + 1)
-    begun = np.searchsorted(np.sort(spans[:, 0]), edges)
-    ended = np.searchsorted(np.sort(spans[:, 1]), edges)
-    counts: list[float] = (begun - ended)[:-1].astype(float).tolist()
-    return counts
+    """Return the number of running attempts at the middle of each cell of the interval."""
+    where = "lineage = ? AND seconds IS NOT NULL AND begun < ? AND begun + seconds > ?"
+    (count,) = index.execute(f"SELECT count(*) FROM attempts WHERE {where}", (lineage, stop, start)).fetchone()
+    stride = -(-count // MOST_SPANS) or 1
+    query = f"SELECT begun, begun + seconds FROM attempts WHERE {where} AND row % ? = 0"
+    rows = index.execute(query, (lineage, stop, start, stride))
+    return _count_load([("request", "", begin, end) for begin, end in rows], start, stop, stride)
