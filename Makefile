@@ -9,13 +9,14 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-SUITES := $(wildcard tests/chaos tests/system tests/parity tests/gpu)
+SUITES := $(wildcard tests/chaos tests/system tests/parity tests/browser tests/gpu)
 # A file to a process. Unit tests are run in a random order; whole runs in theirs, the longest first: some share processes.
+JS := antiphon/dashboard/static/vendor
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test release commands alone chaos parity coverage mutation bench bare release-check docs format lint types floors figures house unit vllm clean
+.PHONY: browser vendor help demo check test release commands alone chaos parity coverage mutation bench bare release-check docs format lint types floors figures house unit vllm clean
 
 help:  ## the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -41,6 +42,14 @@ parity: $(VENV)/.installed-dev envs/learners/.installed  ## all that agrees with
 
 chaos: $(VENV)/.installed-dev  ## 60 kills of real processes at random, and 6 of nodes; make chaos SEED=7 draws others
 	pytest -q -s --long tests/chaos/test_kills.py tests/chaos/test_nodes.py -k "random or anywhere or rollout_worker or join or two_nodes" --kills 60 --seed $(or $(SEED),0)
+
+browser: $(VENV)/.installed-dev  ## the dashboard in a chromium of the system
+	pytest -q -p no:randomly tests/browser
+
+vendor:  ## install the third-party JavaScript of the dashboard by its lock file and copy it; needs npm
+	cd $(JS) && npm ci --ignore-scripts --no-audit --no-fund
+	cp $(addprefix $(JS)/node_modules/uplot/,dist/uPlot.esm.js dist/uPlot.min.css LICENSE) $(JS)/uplot
+	rm -r $(JS)/node_modules
 
 vllm: $(VENV)/.installed-dev envs/vllm/.installed  ## what needs vLLM: contract and whole runs, on a CPU, in an environment of its own
 	ANTIPHON_VLLM_PYTHON=$(CURDIR)/envs/vllm/bin/python pytest -q tests/system/test_engine_contract.py tests/system/test_vllm.py

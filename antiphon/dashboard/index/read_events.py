@@ -11,6 +11,7 @@ from antiphon.record import safe_files
 MOST_LINE = 1 << 16  # bytes
 MOST_SPANS = 4_000_000
 BATCH = 5_000
+MOST_LANES = 512
 Span = tuple[str, str, str, float, float]  # lane, kind, label, start, stop
 
 
@@ -29,6 +30,7 @@ def copy_spans(index: sqlite3.Connection, run: Path) -> int:
         file.seek(state.offset)
         while have + total < MOST_SPANS:
             spans = list(_read_batch(file, state))
+            state.lanes = sorted({*state.lanes, *(span[0] for span in spans)})[:MOST_LANES]
             state.longest = max([state.longest, *(stop - start for _, _, _, start, stop in spans)])
             if not state.moved:
                 break
@@ -39,9 +41,10 @@ def copy_spans(index: sqlite3.Connection, run: Path) -> int:
     return total
 
 
-def longest_span(index: sqlite3.Connection) -> float:
-    """Return the seconds of the longest span in an index."""
-    return _State.load(index).longest
+def read_extent(index: sqlite3.Connection) -> tuple[float, list[str]]:
+    """Return the seconds of the longest span in an index, and the names of all lanes."""
+    state = _State.load(index)
+    return state.longest, state.lanes
 
 
 class _State:
@@ -53,6 +56,7 @@ class _State:
         self.placed: dict[str, list[Any]] = {}  # request -> [time, engine]
         self.taken: list[Any] = []  # [time]
         self.longest = 0.0  # seconds of a span
+        self.lanes: list[str] = []
 
     @classmethod
     def load(cls, index: sqlite3.Connection) -> "_State":

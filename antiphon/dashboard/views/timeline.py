@@ -9,7 +9,7 @@ import numpy as np
 
 from antiphon.dashboard.cards import RunCard
 from antiphon.dashboard.errors import RequestError
-from antiphon.dashboard.index.read_events import longest_span
+from antiphon.dashboard.index.read_events import read_extent
 from antiphon.dashboard.params import Params
 from antiphon.dashboard.site import Site
 from antiphon.record import safe_files
@@ -151,11 +151,12 @@ def _find_bounds(
 def _read_lanes(index: sqlite3.Connection, start: float, stop: float) -> list[Lane]:
     """Return the lanes of an interval."""
     where = "start < ? AND start >= ? AND stop >= ?"
-    inside = (stop, start - longest_span(index), start)
+    longest, names = read_extent(index)
+    inside = (stop, start - longest, start)
     (count,) = index.execute(f"SELECT count(*) FROM spans WHERE {where}", inside).fetchone()
     stride = -(-count // MOST_SPANS) or 1
     query = f"SELECT lane, kind, label, start, stop FROM spans WHERE {where} AND number % ? = 0 ORDER BY start"
-    lanes: dict[str, list[RawSpan]] = {}
+    lanes: dict[str, list[RawSpan]] = {name: [] for name in names}
     for lane, *span in index.execute(query, (*inside, stride)):
         lanes.setdefault(lane, []).append((span[0], span[1], span[2], span[3]))
     return [_make_lane(name, lanes[name], start, stop, stride) for name in sorted(lanes, key=_rank_lane)]

@@ -50,8 +50,13 @@ def make_run(root: Path, name: str = "simulated", events: bool = True, **changes
     run = root / name
     (root / "events").rename(run / "events.jsonl" if events else root / ".events")
     write_tokenizer(run, WORDS)
-    change_tokens(run, lambda number, tokens: tokens % len(WORDS))
+    change_tokens(run, vary_tokens)
     return run
+
+
+def vary_tokens(number: int, tokens: np.ndarray) -> np.ndarray:
+    """Return tokens of `WORDS`: in their order in every third trajectory, else every second of them."""
+    return ((1 if number % 3 == 0 else 2) * np.arange(len(tokens)) + number) % len(WORDS)
 
 
 def write_tokenizer(run: Path, words: list[str]) -> None:

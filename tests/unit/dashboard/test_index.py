@@ -175,7 +175,7 @@ def test_run_without_a_tokenizer_says_so(tmp_path):
     with open_dashboard(tmp_path / "runs", tmp_path / "cache") as client:
         page = wait_until_indexed(client, "mute")
         assert "tokenizer" in page["problem"]
-        attempt = next(row["id"] for row in page["rows"] if row["status"] == "trained")
+        attempt = client.get("/api/rollouts/mute?status=trained").json()["rows"][0]["id"]
         shown = client.get("/api/attempt/mute", params={"id": attempt}).json()
     assert "numbers" in shown["problem"] and shown["parts"]
 
