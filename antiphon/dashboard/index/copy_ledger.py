@@ -104,10 +104,12 @@ def _find_open(index: sqlite3.Connection, lineage: int, begin: int, end: int) ->
 
 
 def _count_facets(index: sqlite3.Connection) -> None:
-    """Keep the number of attempts of each status and each task, which every page shows."""
+    """Keep what pages need of all attempts: their number of each status and task, and the seconds of the longest."""
     facets = {
         column: dict(index.execute(f"SELECT {column}, count(*) FROM attempts GROUP BY 1 ORDER BY 2 DESC LIMIT 200"))
         for column in ("status", "task")
     }
-    index.execute("INSERT OR REPLACE INTO meta VALUES ('facets', ?)", (json.dumps(facets),))
+    (longest,) = index.execute("SELECT max(seconds) FROM attempts").fetchone()
+    values = {"facets": json.dumps(facets), "longest": str(longest or 0.0)}
+    index.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
     index.commit()

@@ -23,6 +23,7 @@ CREATE INDEX by_score ON attempts (score);
 CREATE INDEX by_tokens ON attempts (tokens);
 CREATE INDEX by_age ON attempts (age);
 CREATE INDEX by_task ON attempts (task);
+CREATE INDEX by_begin ON attempts (lineage, begun, seconds);
 CREATE INDEX by_file ON attempts (file);
 CREATE TABLE files (file TEXT PRIMARY KEY, texts INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE previews (row INTEGER PRIMARY KEY, prompt TEXT NOT NULL, response TEXT NOT NULL);

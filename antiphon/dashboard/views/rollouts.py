@@ -18,7 +18,7 @@ from antiphon.dashboard.site import Site
 ROWS = 50
 MOST_PAGES = 200
 MOST_COUNTED = 10_000  # matches; more are not counted
-MOST_SCORES = 20_000  # of which the histogram is made
+MOST_SCORES = 5_000  # of which the histogram is made
 BINS = 20
 MOST_MATCHES = 20_000  # of a search, if they are not in the order of the search
 SORTS = {
@@ -85,7 +85,7 @@ class RolloutsPage:
         found: Number of matches; at most 10,001, which stands for more.
         statuses: Number of attempts of each status in the run.
         tasks: Number of attempts of each task in the run.
-        scores: Histogram of the scores of up to 20,000 matches: begin, end and number of each bin.
+        scores: Histogram of the scores of up to 5,000 matches: begin, end and number of each bin.
         copied: Share of the run's attempts in the index.
         searchable: Share of its files whose texts can be searched.
         problem: The reason why texts cannot be read; empty if they can.

@@ -21,6 +21,7 @@ MOST_ROWS = 8  # of spans above each other in a lane; a lane with more shows its
 MOST_DRAWN = 3_000  # spans that are drawn one by one
 MOST_SPANS = 200_000  # that are counted; of more, every second one and so on
 MOST_LANES = 64
+MOST_ATTEMPTS = 20_000  # whose number at a time is counted; of more, every second one and so on
 RawSpan = tuple[str, str, float, float]  # kind, label, begin, end
 BUSY = ("request", "aborted", "step")
 
@@ -106,7 +107,7 @@ def query_timeline(site: Site, params: Params) -> TimelinePage:
         lanes = _read_lanes(index, start, stop) if has_spans else []
         if not any(lane.name == "learner" for lane in lanes):
             lanes.append(
-                _make_lane("learner", [("step", f"step {step}", *times) for step, *times in steps], start, stop)
+                _make_lane("learner", [("step", f"step {step}", begin, end) for step, begin, end in steps], start, stop)
             )
         running = _count_running(index, lineage, start, stop)
     return TimelinePage(
@@ -136,9 +137,7 @@ def _find_bounds(
 ) -> tuple[float, float]:
     begins = [steps[0][1]] if steps else []
     ends = [steps[-1][2]] if steps else []
-    row = index.execute(
-        "SELECT min(begun), max(begun + coalesce(seconds, 0)) FROM attempts WHERE lineage = ?", (lineage,)
-    ).fetchone()
+    row = index.execute("SELECT min(begun), max(begun) FROM attempts WHERE lineage = ?", (lineage,)).fetchone()
     queries: list[Any] = [row]
     if has_spans:
         queries.append(index.execute("SELECT min(start), max(stop) FROM spans").fetchone())
@@ -211,9 +210,16 @@ def _count_load(spans: list[RawSpan], start: float, stop: float, stride: int = 1
 
 def _count_running(index: sqlite3.Connection, lineage: int, start: float, stop: float) -> list[float]:
     """Return the number of running attempts at the middle of each cell of the interval."""
-    where = "lineage = ? AND seconds IS NOT NULL AND begun < ? AND begun + seconds > ?"
-    (count,) = index.execute(f"SELECT count(*) FROM attempts WHERE {where}", (lineage, stop, start)).fetchone()
-    stride = -(-count // MOST_SPANS) or 1
-    query = f"SELECT begun, begun + seconds FROM attempts WHERE {where} AND row % ? = 0"
-    rows = index.execute(query, (lineage, stop, start, stride))
+    longest = index.execute("SELECT value FROM meta WHERE key = 'longest'").fetchone()
+    where = "lineage = ? AND begun > ? AND begun < ? AND seconds IS NOT NULL"
+    inside: tuple[float, ...] = (lineage, start - float(longest[0] if longest else 0.0), stop)
+    (count,) = index.execute(f"SELECT count(*) FROM attempts WHERE {where}", inside).fetchone()
+    stride = -(-count // MOST_ATTEMPTS) or 1
+    query = f"SELECT begun, begun + seconds FROM attempts WHERE {where}"
+    if stride > 1:  # look single rows up, and leave the others unread
+        (last,) = index.execute("SELECT max(row) FROM attempts").fetchone()
+        numbers = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + ? FROM n WHERE i < ?)"
+        query = f"{numbers} SELECT begun, begun + seconds FROM n CROSS JOIN attempts ON row = i WHERE {where}"
+        inside = (stride, last, *inside)
+    rows = index.execute(query, inside)
     return _count_load([("request", "", begin, end) for begin, end in rows], start, stop, stride)
