@@ -86,6 +86,17 @@ def load_for_evaluation(path: Path, overrides: list[str], code: Path | None, tru
     return run
 
 
+def load_for_branch(run: Path, overrides: list[str], code: Path | None, trust: bool) -> "RunConfig":
+    """Load the configuration of a run that branches off a recorded one; names in that one need `code` or `trust`."""
+    limit_threads()
+    from antiphon.inspect import recorded_config
+
+    config = recorded_config.load_recorded(run, overrides)
+    given = [override.partition("=")[0].strip() for override in overrides]
+    recorded_config.require_trust(run, config, tuple(type(config).model_fields), code=code, trust=trust, given=given)
+    return config
+
+
 def _is_recorded(path: Path) -> bool:
     """Return True if a configuration file is the one that a run keeps of itself."""
     beside = path.parent

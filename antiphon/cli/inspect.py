@@ -19,6 +19,10 @@ def audit(run: RunPath) -> None:
         from antiphon.inspect.audit import audit as check
 
         found = check(run)
+        if found.branch_point:
+            print_line(
+                "began at {run}: step {step}, lineage {lineage}, digest {digest:.16}…".format(**found.branch_point)
+            )
         for lineage, balance in found.balance.items():
             print_table(f"lineage {lineage}", "attempts", {**balance, "all": sum(balance.values())})
             if lineage in found.ends:

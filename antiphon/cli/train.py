@@ -1,12 +1,12 @@
-"""Commands that train and evaluate a policy: train, sft, eval, check."""
+"""Commands that train and evaluate a policy: train, branch, sft, eval, check."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from antiphon.cli.arguments import CodeFolder, ConfigPath, DryRun, Overrides, Overwrite, Trust
-from antiphon.cli.configs import load_for_evaluation, load_run, name_places, print_run, require_models
+from antiphon.cli.arguments import CodeFolder, ConfigPath, DryRun, Overrides, Overwrite, RunPath, Trust
+from antiphon.cli.configs import load_for_branch, load_for_evaluation, load_run, name_places, print_run, require_models
 from antiphon.cli.errors import exit_on_error
 from antiphon.cli.tables import flatten, print_table
 from antiphon.core.errors import ConfigError
@@ -36,6 +36,32 @@ def train(
         from antiphon.run.commands import train as build_and_train
 
         raise typer.Exit(build_and_train(run, overwrite=overwrite, resume=resume))
+
+
+def branch(
+    run: RunPath,
+    at: Annotated[
+        int, typer.Option("--at", metavar="STEP", help="Step whose checkpoint the new run begins at.", min=0)
+    ],
+    overrides: Overrides = None,
+    name: Annotated[str, typer.Option("--name", help="Name of the new run; by default RUN's with _at_STEP.")] = "",
+    overwrite: Overwrite = False,
+    code: CodeFolder = None,
+    trust: Trust = False,
+) -> None:
+    """Train a new run that begins at a checkpoint of RUN, with its configuration and other values for some keys.
+
+    The modules that RUN's configuration names are imported only with --code or --trust.
+    """
+    with exit_on_error(run):
+        changes = [*(overrides or []), *([f"name={name}"] if name else [])]
+        config = load_for_branch(run, changes, code, trust)
+        require_models(config.models)
+        if config.placement.auto:
+            config = _place_automatically(config)
+        from antiphon.run.commands import branch as build_and_train
+
+        raise typer.Exit(build_and_train(run, at, config, overwrite=overwrite)[1])
 
 
 def _place_automatically(run: "RunConfig") -> "RunConfig":

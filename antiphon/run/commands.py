@@ -16,6 +16,7 @@ from antiphon.record.checkpoint import list_checkpoints
 from antiphon.record.live import make_view
 from antiphon.record.run_dir import convert_write_errors
 from antiphon.rollout.evaluation import Evaluation, evaluate
+from antiphon.run.branch import prepare_branch
 from antiphon.run.build import start_run
 from antiphon.run.config import RunConfig
 from antiphon.run.launch.context import LaunchContext, open_cluster
@@ -33,6 +34,12 @@ Main = Callable[[Run], Coroutine[Any, Any, dict[str, Any]]]
 def train(config: RunConfig, *, overwrite: bool = False, resume: bool = False) -> int:
     """Run `antiphon train`; returns the exit code: 1 if the final accuracy is below `evaluation.minimum_accuracy`."""
     return _run_to_exit_code(_run(config, overwrite, Run.train, resume))
+
+
+def branch(source: Path, step: int, config: RunConfig, *, overwrite: bool = False) -> tuple[RunConfig, int]:
+    """Run `antiphon branch`: lay out a run as `prepare_branch` does, and train it; returns its configuration and exit code."""
+    config = prepare_branch(source, step, config, overwrite=overwrite)
+    return config, train(config, resume=True)
 
 
 def sft(config: RunConfig, *, overwrite: bool = False) -> int:
@@ -100,7 +107,8 @@ async def _run_once(config: RunConfig, overwrite: bool, main: Main, resume: bool
         accuracy = ""
         if after is not None:
             how = f"at temperature {summary['evaluation']['temperature']:g}"
-            accuracy = f"held-out accuracy {before:.3f} before, {after:.3f} after, {how}; "
+            accuracy = "" if before is None else f"{before:.3f} before, "
+            accuracy = f"held-out accuracy {accuracy}{after:.3f} after, {how}; "
         record.view.message(f"{accuracy}{summary['train_seconds']:.0f} s of training; {record.directory.path}")
         if summary["stopped_early"]:
             return INTERRUPTED
