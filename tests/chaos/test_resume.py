@@ -116,6 +116,44 @@ def test_a_run_is_resumed_with_default_checkpoints(project, steps):
 
 
 @pytest.mark.chaos
+@pytest.mark.parametrize(
+    ("signals", "every", "code"),
+    [
+        ([signal.SIGTERM], 1, -signal.SIGTERM),
+        ([signal.SIGTERM], 0, -signal.SIGTERM),
+        ([signal.SIGINT], 0, 130),
+        ([signal.SIGINT, signal.SIGINT], 1, 130),
+        ([signal.SIGINT, signal.SIGINT], 0, 130),
+    ],
+    ids=["SIGTERM", "SIGTERM without checkpoint", "Ctrl-C without checkpoint", "two", "two without checkpoint"],
+)
+def test_a_run_goes_on_after_a_signal(project, signals, every, code):
+    """With a checkpoint, which one Ctrl-C always leaves; else a resume is refused."""
+    path, run = project.config(steps=100_000, checkpoint={"every": every}), project.folder / "runs" / "run"
+    process = project.start("train", path)
+    while not process.stdout.readline().startswith("step 3/"):
+        assert process.poll() is None
+    for number in signals:
+        process.send_signal(number)
+        while number == signal.SIGINT and not process.stdout.readline().startswith("stopping after this step"):
+            assert process.poll() is None
+    process.communicate(timeout=120)
+    assert process.returncode == code
+    found = audit(run)
+    assert not found.violations
+    assert (found.open > 0) == (signals == [signal.SIGTERM])  # nobody marks them
+    steps = project.metrics()[-1]["step"] + 2
+    resumed = project.run("train", path, "--resume", f"steps={steps}")
+    if every or signals == [signal.SIGINT]:
+        assert resumed.returncode == 0, resumed.stderr
+        assert project.summary()["steps"] == steps
+    else:
+        assert resumed.returncode == 2 and "nothing to resume" in resumed.stderr
+        assert project.run("train", path, "--overwrite", "steps=1").returncode == 0
+    assert not audit(run).violations
+
+
+@pytest.mark.chaos
 def test_a_learner_that_gets_no_further_ends_the_run(project):
     (project.folder / "parts.py").write_text(
         "from antiphon.learning.torch_learner import TorchLearner\n\n\n"
