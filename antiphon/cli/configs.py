@@ -86,12 +86,13 @@ def load_for_evaluation(path: Path, overrides: list[str], code: Path | None, tru
     return run
 
 
-def load_for_branch(run: Path, overrides: list[str], code: Path | None, trust: bool) -> "RunConfig":
+def load_for_branch(run: Path, step: int, overrides: list[str], code: Path | None, trust: bool) -> "RunConfig":
     """Load the configuration of a run that branches off a recorded one; names in that one need `code` or `trust`."""
     limit_threads()
     from antiphon.inspect import recorded_config
+    from antiphon.run.branch import default_overrides
 
-    config = recorded_config.load_recorded(run, overrides)
+    config = recorded_config.load_recorded(run, [*default_overrides(run, step), *overrides])
     given = [override.partition("=")[0].strip() for override in overrides]
     recorded_config.require_trust(run, config, tuple(type(config).model_fields), code=code, trust=trust, given=given)
     return config

@@ -44,7 +44,9 @@ def branch(
         int, typer.Option("--at", metavar="STEP", help="Step whose checkpoint the new run begins at.", min=0)
     ],
     overrides: Overrides = None,
-    name: Annotated[str, typer.Option("--name", help="Name of the new run; by default RUN's with _at_STEP.")] = "",
+    name: Annotated[
+        str, typer.Option("--name", help="Name of the new run, which lies beside RUN; by default RUN_at_STEP.")
+    ] = "",
     overwrite: Overwrite = False,
     code: CodeFolder = None,
     trust: Trust = False,
@@ -54,14 +56,14 @@ def branch(
     The modules that RUN's configuration names are imported only with --code or --trust.
     """
     with exit_on_error(run):
-        changes = [*(overrides or []), *([f"name={name}"] if name else [])]
-        config = load_for_branch(run, changes, code, trust)
+        given = [*(overrides or []), *([f"name={name}"] if name else [])]
+        config = load_for_branch(run, at, given, code, trust)
         require_models(config.models)
         if config.placement.auto:
             config = _place_automatically(config)
         from antiphon.run.commands import branch as build_and_train
 
-        raise typer.Exit(build_and_train(run, at, config, overwrite=overwrite)[1])
+        raise typer.Exit(build_and_train(run, at, config, overwrite=overwrite))
 
 
 def _place_automatically(run: "RunConfig") -> "RunConfig":

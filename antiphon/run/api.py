@@ -10,6 +10,7 @@ from antiphon.record import safe_files
 from antiphon.record.checkpoint import list_checkpoints
 from antiphon.record.metrics_table import plot_metric, read_metrics_table
 from antiphon.run import build, commands
+from antiphon.run.branch import default_overrides
 from antiphon.run.compose import Source, load_config
 from antiphon.run.config import RunConfig
 from antiphon.run.stepping import RunSession
@@ -82,16 +83,16 @@ def branch(run: str | Path, at: int, *, overwrite: bool = False, **changes: Any)
         run: Directory of the other run, which is not changed.
         at: Step of the checkpoint.
         overwrite: Replace the new run, if there is one of its name.
-        changes: Changes of the other run's configuration, as for `train`, such as `name` and `algorithm`. Objects that it was
-            given, such as a reward, are given again.
+        changes: Changes of the other run's configuration, as for `train`, such as `algorithm`. Objects that it was given, such
+            as a reward, are given again. By default the new run lies beside the other one, with `_at_STEP` after its name.
 
     Raises:
         ConfigError: The step has no whole checkpoint, a change is one that a branch may not make, or the new run exists.
         AntiphonError: Another error that ended the run.
     """
     recorded = load(safe_files.resolve_file(Path(run), "config.yaml"), model=RunConfig, bases=False)
-    found, exit_code = commands.branch(Path(run), at, load_config(recorded, **changes), overwrite=overwrite)
-    return _result(found.record.directory, found.name, exit_code)
+    found = load_config(recorded, default_overrides(Path(run), at), **changes)
+    return _result(found.record.directory, found.name, commands.branch(Path(run), at, found, overwrite=overwrite))
 
 
 def sft(config: Source | None = None, *, overwrite: bool = False, **changes: Any) -> Result:

@@ -1,5 +1,6 @@
 """A run that begins at a checkpoint of another run, with a configuration that may differ in more than a resume allows."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -27,24 +28,25 @@ FIXED = {
 }
 
 
-def prepare_branch(source: Path, step: int, config: RunConfig, *, overwrite: bool = False) -> RunConfig:
+def default_overrides(source: Path, step: int) -> list[str]:
+    """Return the changes of a run's configuration for a new run beside it, with `_at_STEP` appended to its name."""
+    path = source.absolute()
+    return [f"record.directory={json.dumps(str(path.parent))}", f"name={json.dumps(f'{path.name}_at_{step}')}"]
+
+
+def prepare_branch(source: Path, step: int, config: RunConfig, *, overwrite: bool = False) -> None:
     """Lay out a run that begins at a checkpoint of another one, so that a resume begins it.
 
     Args:
         source: Directory of the other run, which is not changed.
         step: Step of the checkpoint.
-        config: Configuration of the new run. If its name is that of the other run, `_at_STEP` is appended.
+        config: Configuration of the new run.
         overwrite: Replace the run of this name, if there is one.
-
-    Returns:
-        The configuration with the name of the new run.
 
     Raises:
         ConfigError: The step has no whole checkpoint, the configuration changes a key of `FIXED`, or the new run exists.
     """
     before = load(safe_files.resolve_file(source, "config.yaml"), model=RunConfig, bases=False)
-    if config.name == before.name:
-        config = config.model_copy(update={"name": f"{before.name}_at_{step}"})
     mistakes = [*_list_fixed(before, config)]
     if config.steps <= step:
         message = f"must be above {step}, the step of the checkpoint: it counts from the beginning of the other run"
@@ -65,7 +67,6 @@ def prepare_branch(source: Path, step: int, config: RunConfig, *, overwrite: boo
     except BaseException:
         shutil.rmtree(directory.path, ignore_errors=True)
         raise
-    return config
 
 
 def _list_fixed(before: RunConfig, config: RunConfig) -> Iterator[Mistake]:

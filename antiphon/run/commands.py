@@ -36,10 +36,10 @@ def train(config: RunConfig, *, overwrite: bool = False, resume: bool = False) -
     return _run_to_exit_code(_run(config, overwrite, Run.train, resume))
 
 
-def branch(source: Path, step: int, config: RunConfig, *, overwrite: bool = False) -> tuple[RunConfig, int]:
-    """Run `antiphon branch`: lay out a run as `prepare_branch` does, and train it; returns its configuration and exit code."""
-    config = prepare_branch(source, step, config, overwrite=overwrite)
-    return config, train(config, resume=True)
+def branch(source: Path, step: int, config: RunConfig, *, overwrite: bool = False) -> int:
+    """Run `antiphon branch`: lay out a run as `prepare_branch` does, and train it; returns the exit code as `train` does."""
+    prepare_branch(source, step, config, overwrite=overwrite)
+    return train(config, resume=True)
 
 
 def sft(config: RunConfig, *, overwrite: bool = False) -> int:

@@ -176,10 +176,14 @@ def test_what_cannot_be_resumed_says_so(project):
     assert nothing.returncode == 2 and "there is no run to resume" in nothing.stderr
     both = project.run("train", path, "--resume", "--overwrite")
     assert both.returncode == 2 and "not both" in both.stderr
-    assert project.run("train", path, "steps=1").returncode == 0
+    assert project.run("train", path, "steps=2").returncode == 0
+    fewer = project.run("train", path, "--resume", "steps=1")  # has them already
+    assert fewer.returncode == 0 and project.summary()["steps"] == 2, fewer.stderr
+    checkpoints = project.folder / "runs" / "run" / "checkpoints"
+    assert {each.name for each in checkpoints.iterdir()} == {"step_000000", "step_000002"}
     other = project.run("train", path, "--resume", "rollout.group_size=8")
     assert other.returncode == 2 and "rollout.group_size: was 4 and is 8 now" in other.stderr
     for file in (project.folder / "runs" / "run" / "checkpoints").rglob("state.json"):
         file.unlink()
-    torn = project.run("train", path, "steps=2", "--resume")
-    assert torn.returncode == 2 and "no checkpoint is whole" in torn.stderr and "step_000001/state.json" in torn.stdout
+    torn = project.run("train", path, "steps=3", "--resume")
+    assert torn.returncode == 2 and "no checkpoint is whole" in torn.stderr and "step_000002/state.json" in torn.stdout

@@ -11,7 +11,7 @@ from antiphon.core.config import dump, load
 from antiphon.core.errors import ConfigError
 from antiphon.record.checkpoint import publish_checkpoint, read_state, staging_dir
 from antiphon.record.run_dir import RunDirectory
-from antiphon.run.branch import prepare_branch
+from antiphon.run.branch import default_overrides, prepare_branch
 from antiphon.run.components import Progress
 from antiphon.run.config import RunConfig
 from antiphon.tasks.mixture import Mixture
@@ -65,7 +65,7 @@ def changed(folder, *overrides):
 
 
 def branch(folder, *overrides, **options):
-    return prepare_branch(folder / "runs" / "run", STEP, changed(folder, *overrides), **options)
+    prepare_branch(folder / "runs" / "run", STEP, changed(folder, *overrides), **options)
 
 
 def state_of(folder, name):
@@ -73,7 +73,7 @@ def state_of(folder, name):
 
 
 def test_unchanged_configuration_keeps_all_state(folder):
-    assert branch(folder).name == "run_at_4"
+    branch(folder, *default_overrides(folder / "runs" / "run", STEP))
     assert state_of(folder, "run_at_4") == state_of(folder, "run")
     other = folder / "runs" / "run_at_4" / "config.yaml"
     assert other.read_text() == dump(changed(folder, "name=run_at_4"))
@@ -152,11 +152,16 @@ def test_a_run_that_exists_is_kept(folder):
 
 
 def test_the_source_is_never_overwritten(folder):
-    moved = (folder / "runs" / "run").rename(folder / "runs" / "run_at_4")
-    config = load(moved / "config.yaml", model=RunConfig)
-    with raises_with(ConfigError, key="name", value="run_at_4"):
-        prepare_branch(moved, STEP, config, overwrite=True)
-    assert (moved / "checkpoints" / "step_000004" / "state.json").exists()
+    with raises_with(ConfigError, key="name", value="run"):
+        branch(folder, overwrite=True)
+    assert state_of(folder, "run")
+
+
+def test_a_new_run_lies_beside_one_that_was_moved(folder):
+    moved = (folder / "runs" / "run").rename(folder / "moved")
+    config = load(moved / "config.yaml", default_overrides(moved, STEP), model=RunConfig)
+    prepare_branch(moved, STEP, config)
+    assert (folder / "moved_at_4" / "checkpoints" / "step_000004" / "state.json").exists()
 
 
 def test_a_step_without_checkpoint_leaves_nothing(folder):
