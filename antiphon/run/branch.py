@@ -59,14 +59,14 @@ def prepare_branch(source: Path, step: int, config: RunConfig, *, overwrite: boo
     path = Path(config.record.directory, config.name)
     if path.resolve() == source.resolve():
         raise ConfigError("is the other run; give the new one another name", key="name", value=config.name)
-    directory = RunDirectory.create(path.parent, path.name, overwrite=overwrite)
-    try:
-        with convert_write_errors(directory.path):
+    with convert_write_errors(path):
+        directory = RunDirectory.create(path.parent, path.name, overwrite=overwrite)
+        try:
             directory.write_config(dump(config))
             begin_branch(point, _adapt_state(state, before, config, mixture), directory)
-    except BaseException:
-        shutil.rmtree(directory.path, ignore_errors=True)
-        raise
+        except BaseException:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
 
 
 def _list_fixed(before: RunConfig, config: RunConfig) -> Iterator[Mistake]:
