@@ -253,7 +253,7 @@ class Run:
                     metrics |= {f"evaluation/{name}": value for name, value in evaluation.measures.items()}
                     metrics |= {"evaluation/accuracy": evaluation.accuracy}
             await self.stepper.after_step(step, self._record(step, config.steps, metrics))
-        return config.steps
+        return max(done, config.steps)  # a resume may ask for fewer than there are
 
     async def _step(
         self, owner: asyncio.TaskGroup, step: int, groups: Sequence[Group], scheduler: Scheduler
