@@ -34,10 +34,9 @@ EVENTS: Mapping[str, tuple[str, str]] = {
     "publish": ("version", "the step is done"),
     "fault": ("point", "a simulation injects a fault"),
     "phase": ("", "a probe of the planner begins its next phase"),
-    "branch": ("run lineage step version digest", "the run begins at a checkpoint of another run; only in the ledger"),
     "end": ("error", "the run ends, by itself or by an error"),
 }
-RARE = frozenset({"join", "lost", "retired", "grow", "fault", "branch", "end"})
+RARE = frozenset({"join", "lost", "retired", "grow", "fault", "end"})
 RECENT = 20  # events that are kept in memory, for error messages
 
 

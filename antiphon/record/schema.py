@@ -114,7 +114,7 @@ CREATE TABLE events (
     number INTEGER PRIMARY KEY,  -- in the order in which they were recorded
     lineage INTEGER NOT NULL,  -- its lineage
     second REAL NOT NULL,      -- seconds on the lineage's clock
-    kind TEXT NOT NULL,        -- a rare event, see record/events.py
+    kind TEXT NOT NULL,        -- a rare event, see record/events.py; or branch: the run begins at a checkpoint of another
     detail TEXT NOT NULL       -- JSON
 ) STRICT;
 CREATE TABLE balance (         -- the scheduler's own counts, written in the transaction of the rows they count
