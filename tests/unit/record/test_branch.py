@@ -161,6 +161,16 @@ def test_audit_finds_a_wrong_begin(source, target, change):
     assert audit(target.path).violations
 
 
+@pytest.mark.parametrize(("step", "found"), [(5, 0), (6, 1)])
+def test_steps_follow_the_branch_point(source, target, step, found):
+    begin_branch(*find_checkpoint(source, 4), target)
+    with closing(LedgerStore(target.path)) as store:
+        open_next_lineage(store, target.checkpoints, 0, print)
+        with store.connection as db:
+            db.execute("INSERT INTO steps VALUES (1, ?, NULL, NULL, 0.0, NULL, 1, NULL, 0)", (step,))
+    assert len(audit(target.path).violations) == found
+
+
 @pytest.mark.parametrize("detail", ["[]", "{}", '{"run": 1}', "not JSON", '{"step": {}}'])
 def test_damaged_branch_point_is_one_error(source, target, detail):
     begin_branch(*find_checkpoint(source, 4), target)

@@ -172,3 +172,11 @@ def test_a_step_without_checkpoint_leaves_nothing(folder):
     with raises_with(ConfigError, key="at"):
         prepare_branch(folder / "runs" / "run", 3, changed(folder, "name=other"))
     assert not (folder / "runs" / "other").exists()
+
+
+def test_a_damaged_checkpoint_leaves_nothing(folder):
+    state = folder / "runs" / "run" / "checkpoints" / f"step_{STEP:06d}" / "state.json"
+    state.write_text(state.read_text() + " ")
+    with raises_with(ConfigError, key="at", value=STEP, valid=()):
+        branch(folder, "name=new")
+    assert not (folder / "runs" / "new").exists()
