@@ -8,10 +8,12 @@ from typing import Any
 
 from antiphon.core.errors import ConfigError
 
+BUNDLES = ("dev", "trackers")  # extras of which each part has one of its own, or none
+
 
 @functools.cache
 def list_extras() -> dict[str, str]:
-    """Return the extra that installs each optional distribution, without `dev`.
+    """Return the extra that installs each optional distribution; `BUNDLES` are not among them.
 
     Antiphon's own metadata is the only list. There is none where a checkout that was never installed is on the import path.
     """
@@ -26,7 +28,7 @@ def list_extras() -> dict[str, str]:
         normalize_name(each.name): extra
         for extra in extras
         for each in needed
-        if extra != "dev" and each.marker and each.marker.evaluate({"extra": extra})
+        if extra not in BUNDLES and each.marker and each.marker.evaluate({"extra": extra})
     }
 
 

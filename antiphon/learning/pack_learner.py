@@ -103,7 +103,7 @@ class PackLearner(CheckpointedLearner):
             for name, value in own.items():
                 sums[name] = sums[name] + value if name in sums else value
         totals = self.shards.reduce_sums(to_floats(sums))
-        # Where one rank has no packs none has: without a gradient, momentum and decay are to move nothing either.
+        # All ranks have equally many packs. Without packs no step: momentum and decay would move weights all the same.
         norm = self._optimizer_step() if packs else 0.0
         made = math.isfinite(norm)  # as on all other ranks, which have the same norm
         self._count_skipped(made, norm)

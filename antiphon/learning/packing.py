@@ -130,7 +130,8 @@ class _Bundle:
 def _fill_bins(groups: Sequence[Sequence[SpanPath]], budget: int) -> list[list[int]]:
     """Return the indices of the groups of each pack, first fit decreasing.
 
-    A span that a pack has already costs nothing more. No group is split; one over the budget has a pack to itself.
+    Adding a group costs only the tokens of the spans that the pack lacks. No group is split; one over the budget has a
+    pack to itself.
     """
     uses = Counter(span for paths in groups for span in {span for path in paths for span in path})
     places = {span: place for place, span in enumerate(uses) if uses[span] > 1}

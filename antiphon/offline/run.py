@@ -35,7 +35,7 @@ from antiphon.record.checkpoint import TRAINING_STATE, publish_checkpoint, stagi
 from antiphon.record.live import View, make_view
 from antiphon.record.metrics import Metrics
 from antiphon.record.run_dir import RunDirectory, convert_write_errors
-from antiphon.record.trackers import Tracker, open_trackers
+from antiphon.record.trackers import TrackedRun, TrackerFeeds, open_trackers
 from antiphon.run.launch.model_checks import check_tokenizers
 from antiphon.run.launch.model_directory import model_directory
 from antiphon.run.supervision import name_step_in_errors, run_supervised
@@ -112,7 +112,7 @@ class Offline:
     validation: Sequence[Group]
     directory: RunDirectory
     metrics: Metrics
-    trackers: Sequence[Tracker]
+    trackers: TrackerFeeds
     view: View
     deadlines: Deadlines = field(default_factory=Deadlines)
     workers: list[WorkerHandle] = field(default_factory=list)
@@ -194,8 +194,7 @@ class Offline:
     def _record(self, step: int, steps: int, metrics: dict[str, float]) -> None:
         self.metrics.record_all(metrics)
         reduced = self.metrics.flush(step)
-        for tracker in self.trackers:
-            tracker.log(step, reduced)
+        self.trackers.notify()
         self.view.step(step, steps, reduced, self.deadlines)
 
     async def _save(self, learner: WorkerOfflineLearner, steps: int) -> None:
@@ -239,9 +238,9 @@ async def _built(config: OfflineConfig, overwrite: bool, group: MakeGroup) -> As
         view.start(config.name, f"{len(data)} rows, {config.batch_size} a step")
         stack.callback(view.close)
         metrics = stack.enter_context(Metrics(directory.metrics))
-        trackers = open_trackers(config.record.trackers, directory.path, time.time)
-        for tracker in trackers:
-            stack.callback(tracker.close)
+        tracked = TrackedRun(name=config.name, directory=directory, config=config.model_dump(mode="json"))
+        trackers = open_trackers(config.record.trackers, tracked, time.time, view.message)
+        stack.callback(trackers.close)
         cluster: Cluster = CLUSTERS.resolve(config.cluster.kind)(config.cluster, directory.logs)
         stack.push_async_callback(cluster.close)
         made = directory.path / "initial_model"

@@ -1,19 +1,9 @@
 """Configuration of what is recorded. Importing it imports no torch."""
 
-from typing import Annotated, Literal
-
-from pydantic import AfterValidator
+from typing import Literal
 
 from antiphon.core.config import Config
-from antiphon.core.errors import ConfigError, ValidatorError
-from antiphon.record.trackers import TRACKERS
-
-
-def _check_tracker(name: str) -> str:
-    try:
-        return TRACKERS.check(name)
-    except ConfigError as error:
-        raise ValidatorError(error.mistakes) from error  # the loader adds the key
+from antiphon.record.trackers.config import SamplesConfig, TrackersConfig
 
 
 class RecordConfig(Config):
@@ -21,8 +11,11 @@ class RecordConfig(Config):
 
     directory: str = "runs"
     """Runs are written to `<directory>/<name>`."""
-    trackers: tuple[Annotated[str, AfterValidator(_check_tracker)], ...] = ()
-    """Trackers besides `metrics.jsonl`, which is always written: `tensorboard`, or `package.module:attribute` of your own."""
+    trackers: TrackersConfig = TrackersConfig()
+    """Trackers besides `metrics.jsonl`, which is always written: a list of names, or a mapping from names to options; a name
+    is `tensorboard`, `wandb`, `mlflow`, `trackio`, `swanlab`, or `package.module:attribute` of your own."""
+    samples: SamplesConfig = SamplesConfig()
+    """Tables of sample rollouts that trackers receive."""
     live: Literal["auto", "on", "off"] = "auto"
     """Live view in the terminal; `auto` shows it in a terminal, and prints one line a step elsewhere."""
     events: bool = False

@@ -5,8 +5,10 @@ runs/<name>/config.yaml      the resolved configuration
             summary.json     results of the run
             ledger.db        the fate of every prompt, attempt and step
             rollouts/        trajectories, in Parquet
+            samples.jsonl    tables of sample rollouts, if there are trackers
             events.jsonl     trace.json     events of the control plane and a trace of them, if asked for
-            checkpoints/     logs/     tensorboard/
+            checkpoints/     logs/
+            tensorboard/     wandb/ …    the folder of each tracker
             model/           the model that the run began with, or that an offline command trained
 """
 
@@ -60,6 +62,11 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     @property
+    def samples(self) -> Path:
+        """File with one table of sample rollouts a line, if there are trackers."""
+        return self.path / "samples.jsonl"
+
+    @property
     def summary(self) -> Path:
         """File of the run's results."""
         return self.path / "summary.json"
@@ -93,11 +100,6 @@ class RunDirectory:
     def built_model(self) -> Path:
         """Folder of a model that the run was begun with and that was not a directory; whole, if there is a checkpoint."""
         return self.path / "model"
-
-    @property
-    def tensorboard(self) -> Path:
-        """Folder of event files, if that tracker is on."""
-        return self.path / "tensorboard"
 
     @classmethod
     def resume(cls, root: str | Path, name: str) -> "RunDirectory":

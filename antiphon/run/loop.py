@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from antiphon.algorithms.rewards import AlgorithmState, restore_algorithm_state
 from antiphon.core.errors import StallError
-from antiphon.core.types import AttemptId, Group, Prompt, Sampling, Trajectory
+from antiphon.core.types import AttemptId, Credit, Group, Prompt, Sampling, Trajectory
 from antiphon.learning.data_samples import supervised_batch
 from antiphon.record.metrics_table import plot_metric, read_metrics_table
 from antiphon.record.resume import ResumeState, code_version
+from antiphon.record.trackers.samples import SampleTables
 from antiphon.rollout.evaluation import Evaluation, evaluate
 from antiphon.rollout.scheduler import Scheduler
 from antiphon.run.checkpoints import RunCheckpoints
@@ -231,7 +232,7 @@ class Run:
         config = self.config
         for step in range(done + 1, config.steps + 1):
             began, waited, recorded = _now(), self._waits.seconds("groups"), self._waits.seconds("commit")
-            # Not asked, once it is to stop: where generation is ahead of the learner, groups are there at once, every time.
+            # Do not ask when stopping: where generation is ahead, groups are always ready, and the run would never end.
             stopping = self._stopping
             groups = None if stopping.is_set else await stopping.unless_set(self._next_groups(scheduler))
             if groups is None:
@@ -269,6 +270,7 @@ class Run:
             self._algorithm_state = result.algorithm_state
             parts.record.ledger.set_batch_digest(result.digest)
             parts.record.ledger.add_credit(result.credit)
+            await self._record_samples(step, groups, result.credit)
             await learner.publish()
             cut = self._cut(step, scheduler) if self._checkpoints.is_due(step) else None
             scheduler.admit()
@@ -330,11 +332,17 @@ class Run:
         record = self.parts.record
         record.metrics.record_all(metrics)
         reduced = record.metrics.flush(step, counter)
-        for tracker in record.trackers:
-            tracker.log(step, reduced)
+        record.trackers.notify()
         if show:
             record.view.step(step, steps, reduced, self.parts.deadlines)
         return reduced
+
+    async def _record_samples(self, step: int, groups: Sequence[Group], credit: Sequence[Credit]) -> None:
+        """Write the table of a step's sample rollouts, for trackers, if one is due."""
+        record, renderer = self.parts.record, self.parts.tasks.renderer
+        tables = SampleTables(record.lineage, self.config.record.samples)
+        if record.trackers and renderer is not None and tables.is_due(step):
+            await record.in_thread(tables.write, step, groups, credit, renderer.decode)
 
     # --- checkpoints and summary ---------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from antiphon.record.ledger import Ledger
 from antiphon.record.live import View
 from antiphon.record.run_dir import RunDirectory
 from antiphon.record.store import LedgerStore
+from antiphon.record.trackers import TrackersConfig
 from antiphon.rollout.group_hooks import GroupHooks
 from antiphon.run.build import start_run
 from antiphon.run.config import RunConfig
@@ -85,7 +86,7 @@ def measure(config: RunConfig, seconds: float) -> Speeds:
 
     The speeds are also written to `speeds.yaml` in the probe's run directory.
     """
-    record = config.record.model_copy(update={"events": True, "trackers": ()})
+    record = config.record.model_copy(update={"events": True, "trackers": TrackersConfig()})
     evaluation = config.evaluation.model_copy(update={"every": 0, "minimum_accuracy": 0.0})
     plain: dict[str, Any] = {"placement": PlacementConfig(), "name": f"{config.name}{PROBE}"}
     plain["checkpoint"] = config.checkpoint.model_copy(update={"every": 0})

@@ -66,5 +66,5 @@ class ScenarioConfig(Config):
             algorithm=self.algorithm,
             learner=self.training,
             checkpoint=self.checkpoint,
-            record={"directory": str(directory), "trackers": (), "live": "off"},
+            record={"directory": str(directory), "live": "off"},
         )

@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from antiphon.core.config import dump
 from antiphon.core.types import PolicyVersion
@@ -15,7 +15,7 @@ from antiphon.record.metrics import Metrics
 from antiphon.record.resume import ResumeState, open_first_lineage, open_next_lineage
 from antiphon.record.run_dir import RunDirectory, RunLineage
 from antiphon.record.store import LedgerStore
-from antiphon.record.trackers import Tracker, open_trackers
+from antiphon.record.trackers import TrackedRun, TrackerFeeds, open_trackers
 from antiphon.run.config import RunConfig
 from antiphon.run.config_changes import check_same
 
@@ -27,7 +27,7 @@ class RunRecord:
     directory: RunDirectory
     ledger: Ledger
     metrics: Metrics
-    trackers: Sequence[Tracker] = ()
+    trackers: TrackerFeeds = field(default_factory=TrackerFeeds)
     view: View
     resumption: ResumeState | None = None
     in_thread: Callable[..., Awaitable[None]] = asyncio.to_thread  # runs slow writes
@@ -67,9 +67,10 @@ async def open_record(config: RunConfig, stack: AsyncExitStack, *, overwrite: bo
     resumption = _open_lineage(store, directory, config, view, resume)
     lineage, step = (resumption.lineage, resumption.state["step"]) if resumption else (0, 0)
     metrics = stack.enter_context(Metrics(directory.metrics, lineage=lineage))
-    trackers = open_trackers(config.record.trackers, directory.path, time.time)
-    for tracker in trackers:
-        stack.callback(tracker.close)
+    plain = config.model_dump(mode="json")
+    tracked = TrackedRun(name=config.name, directory=directory, config=plain, lineage=lineage, cut=step)
+    trackers = open_trackers(config.record.trackers, tracked, time.time, view.message)
+    stack.callback(trackers.close)
     ledger = Ledger(store, _open_events(config, directory, stack), lineage=lineage, step=step)
     stack.push_async_callback(ledger.close)
     return RunRecord(

@@ -38,13 +38,14 @@ def without_reasoning_gym(monkeypatch):
 
 def test_extras_are_those_of_the_project_file():
     names = lambda requirements: {re.split(r"[<>=\[ ]", each)[0].lower() for each in requirements}  # noqa: E731
-    expected = {name: extra for extra in EXTRAS if extra != "dev" for name in names(EXTRAS[extra])}
+    expected = {name: extra for extra in EXTRAS if extra not in ("dev", "trackers") for name in names(EXTRAS[extra])}
     assert list_extras() == expected
 
 
 def test_a_distribution_is_installed_by_its_extra():
     assert how_to_install("megatron-core") == "pip install 'antiphon[megatron]'"
     assert how_to_install("reasoning_gym") == "pip install 'antiphon[reasoning-gym]'"
+    assert how_to_install("wandb") == "pip install 'antiphon[wandb]'"
     assert how_to_install("alfworld") == "pip install alfworld"
 
 
