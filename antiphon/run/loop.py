@@ -273,7 +273,7 @@ class Run:
             await self._record_samples(step, groups, result.credit)
             await learner.publish()
             cut = self._cut(step, scheduler) if self._checkpoints.is_due(step) else None
-            scheduler.admit()
+            scheduler.admit()  # after the cut: a resume from it draws these prompts again
             if cut is not None:
                 await self._checkpoints.save(owner, learner, cut)
         return metrics | result.metrics
