@@ -37,7 +37,11 @@ class RunDirectory:
     def create(cls, root: str | Path, name: str, *, is_replacing: bool = False) -> "RunDirectory":
         """Create `<root>/<name>`; raise `ConfigError` if it holds files, unless they are a run that `RunStart` replaces."""
         path = Path(root) / name
-        if not is_replacing and path.exists() and (not path.is_dir() or any(not each.is_dir() for each in path.rglob("*"))):
+        if (
+            not is_replacing
+            and path.exists()
+            and (not path.is_dir() or any(not each.is_dir() for each in path.rglob("*")))
+        ):
             message = "exists already: give the run another name (name=...), or --overwrite it"
             raise ConfigError(message, path=str(path))
         run = cls(path)

@@ -16,7 +16,9 @@ from antiphon.core.errors import AntiphonError, ConfigError, StallError, WorkerD
 from antiphon.record.run_dir import RunDirectory, atomic_write
 
 REPLACED = ".replaced"  # holds the whole earlier run; everything beside it is of the new one
-MOVING = ".replaced.part"  # holds the part of the earlier run that is being moved; everything beside it is of the same run
+MOVING = (
+    ".replaced.part"  # holds the part of the earlier run that is being moved; everything beside it is of the same run
+)
 UNDONE = (AntiphonError, asyncio.CancelledError, KeyboardInterrupt)
 KEPT = (WorkerDiedError, StallError)  # their messages refer to logs
 

@@ -50,9 +50,7 @@ class RunRecord:
         return PolicyVersion(self.resumption.lineage, self.resumption.state["version"])
 
 
-async def open_record(
-    config: RunConfig, directory: RunDirectory, stack: AsyncExitStack, *, resume: bool
-) -> RunRecord:
+async def open_record(config: RunConfig, directory: RunDirectory, stack: AsyncExitStack, *, resume: bool) -> RunRecord:
     """Open the files of a run in its directory, new ones or those of the run to `resume`; `stack` closes them."""
     view = make_view(config.record.live)
     if resume:

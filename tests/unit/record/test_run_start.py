@@ -81,7 +81,13 @@ def test_a_confirmed_start_replaces_the_run_whole(tmp_path, earlier):
         assert sorted(contents(earlier.path)) == ["checkpoints", "logs"]
         begin_and_write(start, "new")
         raise ConfigError("too late to be a refusal")
-    assert sorted(contents(earlier.path)) == ["checkpoints", "checkpoints/step_1", "config.yaml", "logs", "logs/engine.log"]
+    assert sorted(contents(earlier.path)) == [
+        "checkpoints",
+        "checkpoints/step_1",
+        "config.yaml",
+        "logs",
+        "logs/engine.log",
+    ]
     assert (tmp_path / "outside" / "kept").exists()
 
 
