@@ -13,6 +13,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from antiphon.core.errors import AntiphonError, ConfigError
+from antiphon.core.import_order import find_hidden_file
 from antiphon.core.objects import is_attached_name, resolve_attached
 from antiphon.core.optional_packages import how_to_install, list_extras, normalize_name
 from antiphon.core.user_errors import describe_error
@@ -66,11 +67,15 @@ def import_path(path: str, kind: str = "object", key: str = "") -> Any:
     Errors inside a module of Antiphon propagate, except that a package of an extra is missing.
 
     Raises:
-        ConfigError: There is no such module, attribute or object, or it cannot be imported; the message names file and line.
+        ConfigError: There is no such module, attribute or object, it has the name of a module of the standard library, or it
+            cannot be imported; the message names file and line.
     """
     if is_attached_name(path):
         return resolve_attached(path, key)
     module_name, _, attribute = path.partition(":")
+    if file := find_hidden_file(module_name):
+        message = f"{kind} {path!r}: {file} has the name of a module of the standard library, which hides it; rename it"
+        raise ConfigError(message, key=key, value=path)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -1,7 +1,10 @@
 """Errors of a user's reward or environment, as a person sees them: one line with the file and line to look at."""
 
 import re
+import subprocess
+import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -163,3 +166,30 @@ def test_why_and_samples_place_a_failing_reward(code):
     assert where in unwrapped(code.run("why", run, failed.name).stdout)
     samples = code.run("samples", run, "--status", "failed")
     assert where in samples.stdout
+
+
+@pytest.mark.parametrize("by", ["-m antiphon", "antiphon"])
+def test_a_file_named_like_a_standard_module_hides_nothing(code, by):
+    for name in ("numbers", "queue", "code"):
+        (code.folder / f"{name}.py").write_text("raise SystemError('imported in place of the library')\n")
+    command = (
+        [sys.executable, "-m", "antiphon"] if by == "-m antiphon" else [Path(sys.executable).with_name("antiphon")]
+    )
+    for reward, status in (("mytask:digits", 0), ("numbers:reward", 2)):
+        arguments = ["train", code.config(), "steps=1", "tasks.0.test=null", f"tasks.0.reward={reward}"]
+        done = subprocess.run([*command, *arguments], cwd=code.folder, capture_output=True, text=True, timeout=240)
+        assert done.returncode == status and "Traceback" not in done.stderr, done.stderr
+    assert str(code.folder / "numbers.py") in done.stderr
+
+
+def test_a_recipe_without_its_package_names_the_command(project):
+    init = project.run("init", project.folder / "recipe", "--recipe", "agent_framework")
+    assert init.returncode == 0, init.stderr
+    # What importing it raises where it is not installed.
+    missing = "raise ModuleNotFoundError(\"No module named 'agents'\", name='agents')\n"
+    (project.folder / "recipe" / "agents.py").write_text(missing)
+    root = project.folder / "runs"
+    overrides = ["sft=null", f"record.directory={root}", "tasks.0.test=null"]
+    message = refused(project.run("train", project.folder / "recipe" / "run.yaml", *overrides))
+    assert message.count("\n") == 1 and "pip install openai-agents" in message
+    assert not list(root.glob("*"))
