@@ -148,6 +148,7 @@ def serve(factory: str, args: tuple[Any, ...], inbox: Inbox, transmit: Callable[
 
 
 def _answer(worker: Worker, inbox: Inbox, post: Callable[[str, int | None, Any], None]) -> None:
+    """Answer calls in the order they arrive, and advance the worker's own work in between, while there is more of it."""
     more = worker.advance()
     while True:
         try:

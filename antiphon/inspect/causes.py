@@ -48,9 +48,17 @@ def explain_status(reader: RunReader, row: AttemptRow) -> Iterator[tuple[str, st
 
 def _explain_age(row: AttemptRow, siblings: list[AttemptRow], rollout: Mapping[str, Any]) -> str:
     oldest = min(each.started for each in siblings if each.status == row.status)
-    return (
-        f"its group became too old: its oldest attempt started at version {oldest}, and rollout.async_ratio"
-        f" {rollout.get('async_ratio')} lets no later step use it"
+    reasons = []
+    if rollout.get("order") == "ready" and rollout.get("on_expiry") != "wait":
+        reasons.append("steps took groups that were ready before it (rollout.order: ready, on_expiry: abort)")
+    if extra := rollout.get("extra_groups"):
+        reasons.append(f"more groups are live than steps can take in time (rollout.extra_groups: {extra})")
+    return "; ".join(
+        [
+            f"its group became too old: its oldest attempt started at version {oldest}, and rollout.async_ratio"
+            f" {rollout.get('async_ratio')} lets no later step use it",
+            *reasons,
+        ]
     )
 
 

@@ -103,9 +103,9 @@ class PackLearner(CheckpointedLearner):
             for name, value in own.items():
                 sums[name] = sums[name] + value if name in sums else value
         totals = self.shards.reduce_sums(to_floats(sums))
-        # Where one rank has no packs none has: without a gradient, momentum and decay are to move nothing either.
+        # All ranks have equally many packs. Without packs no step: momentum and decay would move weights all the same.
         norm = self._optimizer_step() if packs else 0.0
-        made = math.isfinite(norm)  # as on all other ranks, which have the same norm
+        made = math.isfinite(norm)  # all ranks agree: the norm is that of the whole gradient
         self._count_skipped(made, norm)
         metrics = {"lr": self.scheduler.get_last_lr()[0], "tokens": totals.pop("tokens", 0.0)}
         metrics["skipped_updates"] = float(not made)

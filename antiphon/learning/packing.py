@@ -130,7 +130,8 @@ class _Bundle:
 def _fill_bins(groups: Sequence[Sequence[SpanPath]], budget: int) -> list[list[int]]:
     """Return the indices of the groups of each pack, first fit decreasing.
 
-    A span that a pack has already costs nothing more. No group is split; one over the budget has a pack to itself.
+    Adding a group costs only the tokens of the spans that the pack lacks. No group is split; one over the budget has a
+    pack to itself.
     """
     uses = Counter(span for paths in groups for span in {span for path in paths for span in path})
     places = {span: place for place, span in enumerate(uses) if uses[span] > 1}
@@ -155,8 +156,8 @@ def _fill_bins(groups: Sequence[Sequence[SpanPath]], budget: int) -> list[list[i
 # --- one pack ----------------------------------------------------------------------------------------------------------
 
 
-def _make_pack(members: Sequence[tuple[WeightedSample, SpanPath]]) -> Pack:
-    weighted, paths = [each for each, _ in members], [path for _, path in members]
+def _make_pack(placed: Sequence[tuple[WeightedSample, SpanPath]]) -> Pack:
+    weighted, paths = [each for each, _ in placed], [path for _, path in placed]
     samples = [each.sample for each in weighted]
     segments = [sample.segment for sample in samples]
     owners = owners_in_pack(segments, paths)

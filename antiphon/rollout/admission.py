@@ -214,7 +214,8 @@ class Admission:
     def take(self) -> tuple[tuple[int, ...], Change] | None:
         """Take the B groups of the step that begins now; return None while they are not ready.
 
-        What no later step could use ends here already: its attempts are to be aborted.
+        Other groups, running or complete, that will be too old for the next step end here too; `Change.abort` has their
+        running attempts. They keep their slots until `publish`.
         """
         chosen = self._choose()
         if chosen is None:

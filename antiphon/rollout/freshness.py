@@ -39,11 +39,31 @@ def choose_groups(
         if config.on_expiry == "wait":
             due = list(islice(find_old_groups(groups, version, config.max_age), size))
             chosen = due + [group for group in chosen if group not in due][: size - len(due)]
+            if not _leaves_time(config, groups, chosen, version):
+                return None
     return chosen if all(group.state is GroupState.COMPLETE for group in chosen) else None
 
 
+def _leaves_time(
+    config: RolloutConfig, groups: Iterable[LiveGroup], chosen: Collection[LiveGroup], version: PolicyVersion
+) -> bool:
+    """Return True if later steps can take the groups that this one leaves, or if this one can take no more of them.
+
+    Of the groups that must be taken within the next k steps, k - 1 steps take B at most, and the last one `max_oldest`.
+    """
+    usable = [group for group in groups if group.state in (GroupState.RUNNING, GroupState.COMPLETE)]
+    remaining = {group.id: config.max_age - group.age(version) for group in usable}
+    taken = {group.id for group in chosen}
+    for steps in range(1, config.max_age):
+        due = {group for group, left in remaining.items() if left <= steps}
+        left = sum(remaining[group] > 0 for group in due - taken)
+        if left > (steps - 1) * config.groups_per_step + config.max_oldest and not taken <= due:
+            return False
+    return True
+
+
 def find_old_groups(groups: Iterable[LiveGroup], version: PolicyVersion, age: int) -> Iterator[LiveGroup]:
-    """Yield the groups that have at least this age, taken ones included."""
+    """Yield the groups that have at least this age, and all taken ones that were admitted at least so long ago."""
     old_enough = takewhile(lambda group: group.admitted.age(version) >= age, groups)
     return (group for group in old_enough if group.state is GroupState.TAKEN or group.age(version) >= age)
 

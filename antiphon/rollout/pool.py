@@ -179,10 +179,10 @@ class EnginePool:
             WorkerDiedError: If no engine is left.
         """
         pieces = [await self._generate(request, on_delta)]
-        while (piece := pieces[-1]).finish is FinishReason.ABORT:  # nobody else aborts a request that is waited for
+        while (piece := pieces[-1]).finish is FinishReason.ABORT:  # its engine died or fell asleep: nothing else does
             self.requeued_tokens += len(piece.tokens)
             left = request.sampling.max_tokens - len(piece.tokens)
-            if not left:  # only the message that it had ended was lost
+            if not left:  # it had all its tokens: only the message that it had ended was lost
                 pieces[-1] = replace(piece, finish=FinishReason.LENGTH)
                 break
             request = replace(

@@ -232,7 +232,7 @@ class Run:
         config = self.config
         for step in range(done + 1, config.steps + 1):
             began, waited, recorded = _now(), self._waits.seconds("groups"), self._waits.seconds("commit")
-            # Not asked, once it is to stop: where generation is ahead of the learner, groups are there at once, every time.
+            # Do not ask when stopping: where generation is ahead, groups are always ready, and the run would never end.
             stopping = self._stopping
             groups = None if stopping.is_set else await stopping.unless_set(self._next_groups(scheduler))
             if groups is None:
@@ -273,7 +273,7 @@ class Run:
             await self._record_samples(step, groups, result.credit)
             await learner.publish()
             cut = self._cut(step, scheduler) if self._checkpoints.is_due(step) else None
-            scheduler.admit()
+            scheduler.admit()  # after the cut: a resume from it draws these prompts again
             if cut is not None:
                 await self._checkpoints.save(owner, learner, cut)
         return metrics | result.metrics

@@ -42,8 +42,8 @@ class WeightChannel(Protocol):
     def send(self, named: NamedTensors, version: int, adapters: Adapters | None = None) -> WeightsUpdate:
         """Copy the present tensors and make them available as `version`.
 
-        No other version may be sent before every receiver has this one. Until then it stays available, also to engines that
-        start later.
+        Another version may be sent only after every receiver has this one. This one stays available until then, also to
+        engines that start later.
 
         Args:
             named: Tensors by name; a shared (tied) tensor appears under each of its names. Each is gathered after the one

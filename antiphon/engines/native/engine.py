@@ -260,7 +260,7 @@ class NativeEngine:
     def _append_tokens(
         self, slots: Indices, tokens: NDArray[np.int64], logprobs: Floats, experts: NDArray[np.int16] | None
     ) -> list[Delta]:
-        """Append one token to each of `slots` [R], free slots whose sequence has ended, and return the deltas."""
+        """Append one token to each of `slots` [R]; free the slots whose sequence has ended. Return the deltas."""
         table = self._table
         table.tokens[slots, table.length[slots]] = tokens
         table.length[slots] += 1

@@ -84,6 +84,12 @@ def test_cause_is_told_of_each_end(dropped, condition):
         assert CAUSES[condition] in dict(why(dropped, name.rpartition(".")[0]))[name], "the list has it too"
 
 
+def test_stale_attempt_names_the_schedule(dropped):
+    (name, *_) = find(dropped, "status = 'stale'")
+    cause = dict(why(dropped, name))["cause"]
+    assert all(key in cause for key in ("rollout.async_ratio", "order: ready", "on_expiry: abort", "extra_groups: "))
+
+
 def test_failed_attempt_names_its_next_try(tmp_path):
     run = played(tmp_path, DROPS, rollout=DROPS["rollout"] | {"max_attempts": 3})
     (name, *_) = find(run, "status = 'failed' AND failure IS NOT NULL AND try = 0")

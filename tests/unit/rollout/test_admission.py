@@ -12,7 +12,7 @@ from antiphon.core.errors import StateError
 from antiphon.core.types import AttemptId, AttemptStatus, PolicyVersion
 from antiphon.rollout.admission import Admission
 from antiphon.rollout.config import RolloutConfig
-from antiphon.rollout.live_group import GroupState
+from antiphon.rollout.live_group import Change, GroupState
 
 RATIOS = [
     Fraction(0),
@@ -63,6 +63,10 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.taken: tuple[int, ...] = ()
         self.stale: set[int] = set()
         self.version = 0
+
+    def check_nothing_expires(self, change):
+        waits = self.config.order == "fifo" or self.config.on_expiry == "wait"
+        assert not (change.stale and waits and not self.config.extra_groups), "steps wait for all"
 
     def started_in(self, group):
         """When the attempts of a group started that are running or finished."""
@@ -131,6 +135,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         if self.config.order == "fifo":
             assert list(taken) == self.admitted[: len(taken)]
         self.taken = taken
+        self.check_nothing_expires(change)
         assert set(change.stale) <= before - set(taken)
         assert set(change.abort) == {a for a in self.running if a.group in change.stale}
         self.stale = set(change.stale)
@@ -152,8 +157,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert set(change.abort) == {a for a in self.running if a.group in released}
         for group in released:
             self.drop_group(group)
-        if self.config.order == "fifo" and not self.config.extra_groups:
-            assert not released, "first-in first-out keeps the bound by construction"
+        self.check_nothing_expires(change)
         self.taken = ()
 
     @rule()
@@ -230,6 +234,27 @@ def test_waiting_for_a_group_that_is_due_instead_of_dropping_it():
     for attempt in slow:
         deadlines.finish(attempt, usable=True)
     assert deadlines.take()[0] == (slow[0].group,)
+
+
+def test_groups_that_are_due_together_are_not_left_to_one_step():
+    """Four groups are slow, and two steps are left that may take two of them each: no step may take others instead."""
+    admission = Admission(config(order="ready", on_expiry="wait", groups_per_step=2, async_ratio=2))
+    slow = [admission.admit()[1] for _ in range(4)]
+
+    def admit_and_finish(groups):
+        for _ in range(groups):
+            for attempt in admission.admit()[1]:
+                admission.finish(attempt, usable=True)
+
+    admit_and_finish(2)
+    assert admission.take() is not None
+    admission.publish(admission.version.next())
+    admit_and_finish(2)
+    assert admission.take() is None
+    for group in slow[2:]:
+        for attempt in group:
+            admission.finish(attempt, usable=True)
+    assert admission.take() == ((slow[2][0].group, slow[3][0].group), Change())
 
 
 def test_dropping_a_group_that_became_too_old():
