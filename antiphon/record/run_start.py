@@ -14,6 +14,7 @@ from types import TracebackType
 
 from antiphon.core.errors import AntiphonError, ConfigError, StallError, WorkerDiedError
 from antiphon.record.run_dir import RunDirectory, atomic_write
+from antiphon.record.store import require_no_writer
 
 REPLACED = ".replaced"  # holds the whole earlier run; everything beside it is of the new one
 MOVING = (
@@ -45,9 +46,11 @@ class RunStart:
 
         Raises:
             ConfigError: There is a run that is not to be overwritten, or none to resume.
+            RecordError: Another process writes to the run.
         """
         path = self.directory.path
         if self._overwrite or self._resume:
+            require_no_writer(path)
             _restore(path)
         if self._resume:
             self.directory = RunDirectory.resume(self._root, self._name)

@@ -1,6 +1,7 @@
 """Rewards with TRL's signature, `f(prompts, completions, **columns) -> list`, as a reward of a task."""
 
 import asyncio
+import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -69,7 +70,7 @@ class TrlReward:
 
 def has_trl_signature(reward: Any) -> bool:
     """Return True if a function, a class of callable objects, or such an object takes `completions`, as TRL's rewards do."""
-    called = reward.__call__ if inspect.isclass(reward) or not inspect.isroutine(reward) else reward
+    called = reward.__call__ if inspect.isclass(reward) else reward
     try:
         parameters = inspect.signature(called).parameters
     except (TypeError, ValueError):  # not of Python
@@ -79,6 +80,8 @@ def has_trl_signature(reward: Any) -> bool:
 
 def name_of(function: RewardFunction) -> str:
     """Return the name of a reward function."""
+    while isinstance(function, functools.partial):
+        function = function.func
     return str(getattr(function, "__name__", type(function).__name__))
 
 

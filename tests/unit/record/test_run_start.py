@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.core.errors import ConfigError, WorkerDiedError
+from antiphon.core.errors import ConfigError, RecordError, WorkerDiedError
 from antiphon.record.run_dir import RunDirectory
 from antiphon.record.run_start import RunStart
+from antiphon.record.store import LedgerStore
 from tests.raising import raises_with
 
 ROOT = Path(__file__).parents[3]
@@ -111,6 +112,7 @@ def test_a_start_killed_anywhere_loses_no_run(tmp_path, earlier, operation):
 import os, signal, sys
 from antiphon.core.errors import ConfigError
 from antiphon.record.run_start import RunStart
+from antiphon.record.store import LedgerStore
 left = {operation}
 def count(event, arguments):
     global left
@@ -138,6 +140,18 @@ def test_a_taken_name_is_refused_and_kept(tmp_path, earlier):
     with raises_with(ConfigError, path=tmp_path / "other"), RunStart(tmp_path, "other", resume=True):
         pass
     assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("how", ["overwrite", "resume"])
+def test_a_run_that_another_process_writes_is_kept(tmp_path, earlier, how):
+    store = LedgerStore(earlier.path)
+    before = contents(tmp_path)
+    with raises_with(RecordError, path=earlier.path), RunStart(tmp_path, "demo", **{how: True}):
+        pass
+    assert contents(tmp_path) == before
+    store.close()
+    with RunStart(tmp_path, "demo", **{how: True}):
+        pass
 
 
 def test_what_no_run_wrote_is_never_removed(tmp_path):

@@ -16,8 +16,11 @@ from antiphon.tasks.rewards import build_reward, is_asynchronous
 from tests.raising import raises_with
 
 MODULE = """
-    def length(completions, **kwargs):
-        return [float(len(completion)) for completion in completions]
+    import functools
+
+
+    def length(completions, scale=1.0, **kwargs):
+        return [scale * len(completion) for completion in completions]
 
 
     def correct(prompts, completions, answer, scale=1.0, **columns):
@@ -29,6 +32,9 @@ MODULE = """
         (prompt,), (completion,) = prompts, completions
         assert prompt[-1] == {"role": "user", "content": "?"} and completion[0]["role"] == "assistant"
         return [float(completion[0]["content"] == "yes")]
+
+
+    halved = functools.partial(length, scale=0.5)
 
 
     async def waits(completions, **kwargs):
@@ -88,6 +94,7 @@ def test_functions_and_classes_with_trls_signature_are_adapted():
     assert (score("length").value, score("length").parts) == (3.0, {"length": 3.0})
     assert (score("correct").value, score("correct", "no").value) == (1.0, 0.0)
     assert score("Weighted", options={"weight": 2.0}).value == 6.0
+    assert (score("halved").value, score("halved").parts) == (1.5, {"length": 1.5})
     assert score("nothing").status is ScoreStatus.UNGRADED
 
 
