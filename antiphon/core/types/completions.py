@@ -8,10 +8,12 @@ from typing import Any, Literal
 import numpy as np
 
 from antiphon.core.types.arrays import FloatArray, IntArray, require_length
+from antiphon.core.types.pickling import quick_to_pickle
 from antiphon.core.types.streams import Streams
 from antiphon.core.types.versions import Sampling
 
 
+@quick_to_pickle
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """A tool call of the policy; the tool's answer refers to it by `id`."""
@@ -21,6 +23,7 @@ class ToolCall:
     id: str = ""
 
 
+@quick_to_pickle
 @dataclass(frozen=True, slots=True)
 class Message:
     """One chat message. An assistant may call tools; a tool answers the call `tool_call_id`."""
@@ -31,6 +34,7 @@ class Message:
     tool_call_id: str = ""
 
 
+@quick_to_pickle
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """A task instance. `id` is stable across resumes; `payload` is opaque to all but its task."""
@@ -44,6 +48,7 @@ class Prompt:
     epoch: int = 0
 
 
+@quick_to_pickle
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
     """A request for one completion.
@@ -70,6 +75,7 @@ class FinishReason(StrEnum):
     ABORT = "abort"
 
 
+@quick_to_pickle
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
     """Times at which a piece of work was requested, began and ended, in seconds."""
@@ -79,6 +85,7 @@ class Timing:
     finished: float = 0.0
 
 
+@quick_to_pickle
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """Sampled tokens, with log-probs under the distribution they were drawn from, at its temperature."""
