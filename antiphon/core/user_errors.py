@@ -28,6 +28,14 @@ def describe_error(error: BaseException, called: Any = None) -> str:
     return f"{text} ({place})" if place else text
 
 
+def find_definition(called: Any) -> str:
+    """Return file and line of the definition of a function, class or instance; empty if it is Antiphon's or not Python's."""
+    code = _code_of(called)
+    if code is None or _is_below(code.co_filename, _OURS):
+        return ""
+    return _format_place(code.co_filename, code.co_firstlineno)
+
+
 def _place_of(error: BaseException, code: CodeType | None) -> str:
     if isinstance(error, SyntaxError) and error.filename and not _is_below(error.filename, _OURS + _INSTALLED):
         return _format_place(error.filename, error.lineno or 1)

@@ -8,6 +8,7 @@ from typing import Any
 
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import Prompt, Score, ScoreStatus
+from antiphon.core.user_errors import find_definition
 from antiphon.tasks.base import Transcript
 
 NOT_COLUMNS = ("prompt", "completion", "completion_ids")
@@ -40,8 +41,6 @@ class TrlReward:
         self._functions = tuple(functions)
         self._weights = (1.0,) * len(self._functions) if weights is None else tuple(map(float, weights))
         self._options = dict(options or {})
-        if len(self._functions) == 1:
-            self.__wrapped__ = self._functions[0]  # so that errors name its place, see `core.user_errors`
 
     def __call__(self, prompt: Prompt, transcript: Transcript) -> Score:
         """Score one response; its parts are the values of the functions by their names."""
@@ -151,15 +150,22 @@ def _call(function: RewardFunction, name: str, given: Mapping[str, Any]) -> floa
     try:
         inspect.signature(function).bind(**given)
     except TypeError as error:
-        raise TypeError(f"{name} is called with {', '.join(given)}, but {error}") from None
+        raise _make_error(TypeError, function, f"{name} is called with {', '.join(given)}, but {error}") from None
     values = function(**given)
     if inspect.isawaitable(values):
         values = asyncio.run(_await(values))
     if isinstance(values, str) or not hasattr(values, "__len__"):
-        raise TypeError(f"{name} returned {type(values).__name__}, expected a list with one reward a completion")
+        message = f"{name} returned {type(values).__name__}, expected a list with one reward a completion"
+        raise _make_error(TypeError, function, message)
     if len(values) != 1:
-        raise ValueError(f"{name} returned {len(values)} rewards for 1 completion")
+        raise _make_error(ValueError, function, f"{name} returned {len(values)} rewards for 1 completion")
     return None if values[0] is None else float(values[0])
+
+
+def _make_error(kind: type[Exception], function: RewardFunction, message: str) -> Exception:
+    """Return an error that names where a function is defined."""
+    place = find_definition(function)
+    return kind(f"{message} ({place})" if place else message)
 
 
 async def _await(awaitable: Any) -> Any:

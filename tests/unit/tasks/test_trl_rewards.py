@@ -8,11 +8,13 @@ import pytest
 
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError
+from antiphon.core.objects import name_object
 from antiphon.core.types import Message, Prompt, ScoreStatus
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.config import GradingConfig, TaskConfig
 from antiphon.tasks.grading.router import RewardRouter
 from antiphon.tasks.rewards import build_reward, is_asynchronous
+from antiphon.tasks.rewards.trl import TrlReward, has_trl_signature
 from tests.raising import raises_with
 
 MODULE = """
@@ -161,3 +163,12 @@ def test_a_router_grades_with_them_and_places_errors():
         and "'answer'" in column.detail
         and f"trl_style_rewards.py:{line_of('def correct')})" in column.detail
     )
+
+
+def test_an_adapted_reward_is_not_adapted_again():
+    """The trainer with TRL's interface names an adapter, which a task resolves like any reward."""
+    adapter = TrlReward([lambda completions, **columns: [1.0]])
+    assert not has_trl_signature(adapter)
+    name = name_object(adapter, "tasks.0.reward")
+    prompt = Prompt(id="1", task="task", messages=(Message("user", "?"),), payload={})
+    assert build_reward(name, {})(prompt, Transcript([Message("assistant", "yes")])).value == 1.0
