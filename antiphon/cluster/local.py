@@ -42,7 +42,6 @@ if TYPE_CHECKING:  # another interpreter then imports only those of our modules 
     )  # cores it is bound to, GPUs it sees; None: all
 
 MAIN = f"{__name__}:main"  # the function of a worker's process
-AFTER_CAUSES = 0.5  # seconds until an error that ended a worker is told: the death of another may have caused it
 END = b""  # ends a worker; no pickle is empty
 PRELOADED_MODULES = ("torch", "transformers.modeling_utils")  # most workers import these first, and they take longest
 
@@ -163,10 +162,7 @@ class LocalHandle(Handle):
             self._connection.send(pickle.dumps(messages, protocol=pickle.HIGHEST_PROTOCOL))
 
     def _on_end_of_socket(self) -> None:
-        if self._reason and isinstance(self._reason, str):  # an error, such as that of a rank which lost another
-            self._loop.call_later(AFTER_CAUSES, self._end, self._reason)
-        else:
-            self._last_words = self._loop.create_task(self._report_death())
+        self._last_words = self._loop.create_task(self._report_death())
 
     async def _report_death(self) -> None:
         if not self._reason:

@@ -53,8 +53,9 @@ class Prompt:
 class GenerateRequest:
     """A request for one completion.
 
-    `affinity` names what shares a prefix with it, the longest prefix first: its conversation, its group. The engine must
-    hold at least `min_version`. Lower `priority` goes first. `task` may prefer some engines.
+    Lower `priority` goes first. By the other fields the pool chooses an engine, which need not look at them: `affinity` names
+    what shares a prefix with the request, the longest prefix first (its conversation, its group); the engine holds at least
+    `min_version`; `task` may prefer some engines.
     """
 
     id: str
@@ -88,7 +89,7 @@ class Timing:
 @quick_to_pickle
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """Sampled tokens, with log-probs under the distribution they were drawn from, at its temperature."""
+    """Sampled tokens, with log-probs under log-softmax(logits / temperature), or of the logits at temperature 0."""
 
     tokens: IntArray  # [C]
     logprobs: FloatArray  # [C]
