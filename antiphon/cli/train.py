@@ -142,7 +142,10 @@ def check(
     overrides: Overrides = None,
     prompts: Annotated[int, typer.Option(help="Prompts of each task to try its reward on.", min=1)] = 16,
 ) -> None:
-    """Test the rewards before a run: correct, empty and garbage responses, range, repeatability, speed, known reward hacks."""
+    """Test the rewards before a run: correct, empty and garbage responses, range, repeatability, speed, known reward hacks.
+
+    Of a task with an environment, the environment is reset and takes one step.
+    """
     with exit_on_error(), name_places(config, overrides):
         run = load_run(config, overrides)
         from antiphon.run.reward_checks import check_rewards
@@ -157,7 +160,7 @@ def check(
         problems = [
             f"task {finding.task}: {problem}"
             for finding in found
-            for problem in (*finding.problems, *(f"reward hack: {hole}" for hole in finding.holes))
+            for problem in (*finding.problems, *finding.errors, *(f"reward hack: {hole}" for hole in finding.holes))
         ]
         print("\n".join([*problems, f"problems: {len(problems)}"]))
         raise typer.Exit(1 if problems else 0)

@@ -16,9 +16,11 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from antiphon.core.errors import ConfigError
+from antiphon.core.errors import AntiphonError, ConfigError
+from antiphon.core.import_order import find_hidden_file
 from antiphon.core.objects import is_attached_name, resolve_attached
 from antiphon.core.optional_packages import how_to_install, list_extras, normalize_name
+from antiphon.core.user_errors import describe_error
 
 
 class Registry:
@@ -66,15 +68,16 @@ class Registry:
 def import_path(path: str, kind: str = "object", key: str = "") -> Any:
     """Import `package.module:attribute`, which the configuration has under `key`, or return the attached object of this name.
 
-    Errors inside the module propagate, except that a package of an extra is missing.
+    Errors inside a module of Antiphon propagate, except that a package of an extra is missing.
 
     Raises:
-        ConfigError: There is no such module, attribute or object, or the module imports an extra's package that is not
-            installed.
+        ConfigError: There is no such module, attribute or object, it has the name of a module of the standard library, or it
+            cannot be imported; the message names file and line.
     """
     if is_attached_name(path):
         return resolve_attached(path, key)
     module_name, _, attribute = path.partition(":")
+    _require_not_hidden(module_name, path, kind, key)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -85,13 +88,31 @@ def import_path(path: str, kind: str = "object", key: str = "") -> Any:
         if package in list_extras():
             message = f"{kind} {path!r} imports {package}, which is not installed: {how_to_install(package)}"
             raise ConfigError(message, key=key, value=path) from error
+        raise _make_import_error(error, path, kind, key) from error
+    except AntiphonError:
         raise
+    except Exception as error:  # named boundary: the user's module
+        raise _make_import_error(error, path, kind, key) from error
     if not hasattr(module, attribute):
         nearest = difflib.get_close_matches(attribute, dir(module), n=1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
         message = f"{kind} {path!r}: module {module_name!r} has no attribute {attribute!r}{hint}"
         raise ConfigError(message, key=key, value=path, suggestions=nearest)
     return getattr(module, attribute)
+
+
+def _require_not_hidden(module: str, path: str, kind: str, key: str) -> None:
+    """Raise `ConfigError` if the standard library hides a project's module."""
+    if file := find_hidden_file(module):
+        message = f"{kind} {path!r}: {file} has the name of a module of the standard library, which hides it; rename it"
+        raise ConfigError(message, key=key, value=path)
+
+
+def _make_import_error(error: Exception, path: str, kind: str, key: str) -> Exception:
+    """Return the error for a module that raises while it is imported; of a module of Antiphon, its own error."""
+    if path.startswith("antiphon."):
+        return error
+    return ConfigError(f"{kind} {path!r} cannot be imported: {describe_error(error)}", key=key, value=path)
 
 
 def check_import_path(path: str, kind: str = "object", key: str = "") -> None:
@@ -103,6 +124,7 @@ def check_import_path(path: str, kind: str = "object", key: str = "") -> None:
     module_name, _, attribute = path.partition(":")
     if is_attached_name(path):
         return
+    _require_not_hidden(module_name, path, kind, key)
     if module_name in sys.modules:
         import_path(path, kind, key)
         return

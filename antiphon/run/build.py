@@ -9,6 +9,7 @@ from antiphon.cluster.base import Cluster
 from antiphon.core.config import dump
 from antiphon.core.deadlines import Deadlines
 from antiphon.record.run_dir import RunDirectory
+from antiphon.record.run_start import RunStart
 from antiphon.rollout.group_hooks import load_group_hooks
 from antiphon.run.components import Components
 from antiphon.run.compose import require_objects
@@ -52,7 +53,9 @@ async def start_run(config: RunConfig, *, overwrite: bool = False, resume: bool 
         check_installed(config.learner.kind)
         cluster_stack = await stack.enter_async_context(AsyncExitStack())
         cluster, placement = await cluster_stack.enter_async_context(open_cluster(config, run_directory.logs))
-        record = await open_record(config, stack, overwrite=overwrite, resume=resume)
+        start = RunStart(config.record.directory, config.name, overwrite=overwrite, resume=resume)
+        directory = stack.enter_context(start).directory  # as it was before, if the start is refused
+        record = await open_record(config, directory, stack, resume=resume)
         shared = stack.enter_context(shared_directory(config.name, config.weights.directory))
         transfer = TransferContext(shared, config.weights.channel, config.weights.host)
         stack.push_async_exit(cluster_stack.pop_all())  # workers end before the record that they write to
@@ -82,6 +85,7 @@ async def start_run(config: RunConfig, *, overwrite: bool = False, resume: bool 
             )
         )
         stack.push_async_exit(run.stepper.end)
+        start.confirm()
         yield run
 
 

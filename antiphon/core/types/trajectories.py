@@ -75,6 +75,7 @@ class Score:
     parts: Mapping[str, float] = field(default_factory=dict)
     turns: tuple[float, ...] = ()
     detail: str = ""
+    raised: bool = False  # the reward raised an error, which `detail` describes
 
     def __post_init__(self) -> None:
         scored = self.status is ScoreStatus.SCORED
@@ -87,9 +88,9 @@ class Score:
         return Score(status=ScoreStatus.SCORED, value=float(value), parts=parts)
 
     @staticmethod
-    def ungraded(detail: str) -> "Score":
+    def ungraded(detail: str, *, raised: bool = False) -> "Score":
         """Return an ungraded score; `detail` says why."""
-        return Score(status=ScoreStatus.UNGRADED, detail=detail)
+        return Score(status=ScoreStatus.UNGRADED, detail=detail, raised=raised)
 
 
 class AttemptStatus(StrEnum):

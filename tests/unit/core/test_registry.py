@@ -43,7 +43,7 @@ def test_a_missing_attribute_names_the_nearest():
 def test_an_error_inside_the_users_module_is_not_hidden(tmp_path, monkeypatch):
     (tmp_path / "users_module.py").write_text("import a_package_that_is_not_there\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="a_package_that_is_not_there"):
+    with raises_with(ConfigError, match="a_package_that_is_not_there", value="users_module:thing"):
         import_path("users_module:thing")
 
 
