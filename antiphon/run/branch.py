@@ -1,7 +1,6 @@
 """A run that begins at a checkpoint of another run, with a configuration that may differ in more than a resume allows."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +11,8 @@ from antiphon.core.config import dump, load
 from antiphon.core.errors import ConfigError, Mistake
 from antiphon.record import safe_files
 from antiphon.record.branch import begin_branch, find_checkpoint
-from antiphon.record.run_dir import RunDirectory, convert_write_errors
+from antiphon.record.run_dir import convert_write_errors
+from antiphon.record.run_start import RunStart
 from antiphon.run.compose import require_objects
 from antiphon.run.config import RunConfig
 from antiphon.run.config_changes import list_changes
@@ -59,14 +59,11 @@ def prepare_branch(source: Path, step: int, config: RunConfig, *, overwrite: boo
     path = Path(config.record.directory, config.name)
     if path.resolve() == source.resolve():
         raise ConfigError("is the other run; give the new one another name", key="name", value=config.name)
-    with convert_write_errors(path):
-        directory = RunDirectory.create(path.parent, path.name, overwrite=overwrite)
-        try:
-            directory.write_config(dump(config))
-            begin_branch(point, _adapt_state(state, before, config, mixture), directory)
-        except BaseException:
-            shutil.rmtree(path, ignore_errors=True)
-            raise
+    start = RunStart(path.parent, path.name, overwrite=overwrite)
+    with convert_write_errors(path), start, convert_write_errors(path):  # of the start, and of what it then undoes
+        start.directory.write_config(dump(config))
+        begin_branch(point, _adapt_state(state, before, config, mixture), start.directory)
+        start.confirm()
 
 
 def _list_fixed(before: RunConfig, config: RunConfig) -> Iterator[Mistake]:
