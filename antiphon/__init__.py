@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     )
     from antiphon.inspect.recorded_run import open_run
     from antiphon.offline.run import dpo
-    from antiphon.run.api import Result, evaluate, sft, start_run, train
+    from antiphon.run.api import Result, branch, evaluate, sft, start_run, train
     from antiphon.run.compose import load_config
     from antiphon.run.config import RunConfig
     from antiphon.run.loop import Run
@@ -55,6 +55,7 @@ _EXPORTS = {
     "Run": "antiphon.run.loop:Run",
     "RunConfig": "antiphon.run.config:RunConfig",
     "Transcript": "antiphon.tasks.base:Transcript",
+    "branch": "antiphon.run.api:branch",
     "dpo": "antiphon.offline.run:dpo",
     "evaluate": "antiphon.run.api:evaluate",
     "load_config": "antiphon.run.compose:load_config",
@@ -89,6 +90,7 @@ __all__ = [
     "Trajectory",
     "Transcript",
     "Turn",
+    "branch",
     "dpo",
     "evaluate",
     "load_config",

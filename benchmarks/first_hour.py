@@ -1,6 +1,7 @@
 """What the first hour costs: the core's installation, and the README's two commands on a bare machine.
 
     python benchmarks/first_hour.py install                 # build the wheel, install it in a fresh environment
+    python benchmarks/first_hour.py documents               # options that the reference explains, tutorials that tests run
     python benchmarks/first_hour.py demo                    # `make demo` in a bare Debian; needs root and debootstrap
     python benchmarks/first_hour.py test --as nobody        # `make test` there, about 30 minutes
 
@@ -15,12 +16,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import yaml
 from _common import ROOT, device_name, table, write_result
 
 sys.path.insert(0, str(ROOT / "tools"))
 
+import reference
 import release_check
 
 COUNT = """
@@ -62,6 +66,39 @@ def run_bare(target: str, user: str) -> tuple[float, str]:
     return time.perf_counter() - began, done.stdout
 
 
+def list_keys(value: object, key: str) -> Iterator[str]:
+    """Yield the keys of a configuration; `[]` stands for the items of a list, and options of named functions are one key."""
+    if isinstance(value, dict) and value and not key.endswith("options"):
+        for name, item in value.items():
+            yield from list_keys(item, f"{key}.{name}" if key else name)
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        for item in value:
+            yield from list_keys(item, f"{key}[]")
+    else:
+        yield key
+
+
+def measure_documents() -> dict[str, float]:
+    """Compare the keys that a run writes to its `config.yaml` with the reference, and run the tutorials' tests.
+
+    A key is documented if the generated page has a row for it whose meaning is not empty.
+    """
+    from antiphon.core.config import dump, load
+    from antiphon.run.config import RunConfig
+
+    config = yaml.safe_load(dump(load(ROOT / "recipes" / "starter" / "run.yaml", model=RunConfig)))
+    keys = set(list_keys(config, ""))
+    page = reference.describe_training()
+    documented = {key for key in keys if re.search(rf"^\| `{re.escape(key)}` \|.*[a-z]{{3}}.* \|$", page, re.MULTILINE)}
+    print("without a description:", ", ".join(sorted(keys - documented)) or "none")
+    command = [sys.executable, "-m", "pytest", "-p", "no:randomly", "-v", "tests/system/test_tutorials.py"]
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
+    passed = set(re.findall(r"::test_(\w+) PASSED", done.stdout))
+    pages = {each.stem for each in (ROOT / "docs" / "tutorials").glob("*.md")} - {"README"}
+    print("tutorials that no test runs:", ", ".join(sorted(pages - passed)) or "none")
+    return {"documented_options_share": len(documented) / len(keys), "tutorials_run": len(pages & passed)}
+
+
 def count_failures(output: str) -> int:
     """Return how many tests failed or could not be run, by pytest's own closing lines.
 
@@ -77,7 +114,7 @@ def count_failures(output: str) -> int:
 def main() -> None:
     """Measure one part and write the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=("install", "demo", "test"))
+    parser.add_argument("part", choices=("install", "documents", "demo", "test"))
     parser.add_argument(
         "--as", dest="user", default="root", choices=("root", "nobody"), help="user on the bare machine"
     )
@@ -85,6 +122,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.part == "install":
         figures = measure_install()
+    elif options.part == "documents":
+        figures = measure_documents()
     elif options.part == "demo":
         figures = {"bare_demo_seconds": run_bare("demo", options.user)[0]}
     else:

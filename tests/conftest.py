@@ -21,6 +21,8 @@ import pytest
 import yaml
 from hypothesis import settings
 
+from antiphon.core.errors import ConfigError
+from antiphon.engines.base import ENGINES
 from antiphon.record.metric_descriptions import find_undescribed
 
 # derandomize: a red build is the change's fault and never the draw's; `make chaos` is where fresh seeds are tried.
@@ -109,10 +111,13 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
+    left_out = []
     if not config.getoption("--long"):
-        left_out = [item for item in items if item.get_closest_marker("long")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+        left_out += [item for item in items if item.get_closest_marker("long")]
+    if config.getoption("--engine"):  # a mixture of experts is asked of the built-in engines alone
+        left_out += [item for item in items if "mixture" in item.fixturenames]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -154,7 +159,25 @@ class SkipReasons:
             terminalreporter.line(f"{count:5}  {reason}{wrong}")
 
 
+def require_engine(name, python):
+    """Raise a usage error unless an engine of your own can be imported, by another interpreter if one is named."""
+    remedy = "PYTHONPATH=DIR puts a folder on the import path"
+    if not python:
+        try:
+            ENGINES.resolve(name)
+        except ConfigError as error:
+            raise pytest.UsageError(f"--engine: {error}; {remedy}") from error
+    elif ":" in name:
+        code = "import importlib, sys; getattr(importlib.import_module(sys.argv[1]), sys.argv[2])"
+        command = [python, "-c", code, *name.split(":", 1)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
+        if done.returncode:
+            raise pytest.UsageError(f"--engine {name}: {python}: {done.stderr.strip().splitlines()[-1]}; {remedy}")
+
+
 def pytest_configure(config):
+    if name := config.getoption("--engine"):
+        require_engine(name, config.getoption("--engine-python"))
     if not hasattr(config, "workerinput"):  # the workers of xdist report to its controller
         config.pluginmanager.register(SkipReasons())
 

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from antiphon.core.errors import StateError
+from antiphon.core.errors import StateError, UnsupportedError
 from antiphon.core.rng import derive
 from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Streams, WeightsUpdate
 from antiphon.engines.base import EngineCore, Receive
 from antiphon.engines.config import EngineKind
 from antiphon.engines.deltas import Delta
-from antiphon.engines.native.models import eos_ids
+from antiphon.engines.native.models import eos_ids, max_sequence_length, resolve_device, resolve_dtype
 from antiphon.engines.native.weights import copy_weights
 from antiphon.engines.request_checks import check_sampling_supported, validate_request
 from antiphon.engines.request_queue import Continuation, Progress, RequestQueue
@@ -44,12 +44,15 @@ class ExampleEngine(EngineCore):
 
     def __init__(self, model: str, config: EngineKind, receive: Receive) -> None:
         """Load the model of a directory; `receive` yields the tensors of an update by name."""
+        if config.routed_experts:
+            raise UnsupportedError("engine.routed_experts: the example engine records no experts")
         torch.set_num_threads(config.threads)
         self.version = 0
         self.loads = 0
-        self.model = AutoModelForCausalLM.from_pretrained(model).eval()
+        loaded = AutoModelForCausalLM.from_pretrained(model, dtype=resolve_dtype(config))
+        self.model = loaded.to(resolve_device(config)).eval()
         self.capacity = config.slots
-        self.max_length = config.max_length or self.model.config.max_position_embeddings
+        self.max_length = max_sequence_length(self.model, config.max_length)
         self.vocabulary = self.model.config.vocab_size
         self._receive = receive
         self._decoder = read_decoder(model)
@@ -62,7 +65,7 @@ class ExampleEngine(EngineCore):
     def add(self, request: GenerateRequest) -> None:
         """Queue a request, or refuse it."""
         validate_request(request, self.max_length, self.vocabulary, decodes=self._decoder is not None)
-        check_sampling_supported(request.sampling)  # the whole vocabulary only
+        check_sampling_supported(request.sampling, "the example engine")
         self._queue.add(request)
 
     def abort(self, request: str) -> None:
@@ -89,11 +92,11 @@ class ExampleEngine(EngineCore):
     def _sample(self, running: Running) -> Delta:
         request, sampling = running.request, running.request.sampling
         tokens = [*request.tokens.tolist(), *running.sampled]
-        unread = torch.tensor([tokens[running.cache.get_seq_length() :]])
-        logits = self.model(unread, past_key_values=running.cache, logits_to_keep=1).logits[0, -1].float()
+        unread = torch.tensor([tokens[running.cache.get_seq_length() :]], device=self.model.device)
+        logits = self.model(unread, past_key_values=running.cache, logits_to_keep=1).logits[0, -1].float().cpu()
         logprobs = torch.log_softmax(logits / (sampling.temperature or 1.0), -1)
         if sampling.temperature:
-            # A seed for each position: a request that continues on another engine draws the same tokens.
+            # A seed for each position: a request that continues on another engine does not repeat its first draws.
             source = torch.Generator().manual_seed(derive(sampling.seed, len(tokens)))
             token = int(torch.multinomial(logprobs.exp(), 1, generator=source))
         else:

@@ -7,8 +7,8 @@ here are those that were sampled, in that order; what the environment or a promp
 usable trajectories always have a value: a trajectory without a verdict never reaches a group.
 
 An advantage of a whole trajectory is given to all its tokens. With `kl.place: reward` the stage has already subtracted the
-divergence from the reference (`add_kl_rewards`), and `Sample.reward` includes all of it. The functions here use the
-divergence of each token instead, beside `Sample.task_reward`: a token gets what follows from it on.
+KL penalty from the rewards (`subtract_kl`), and `Sample.reward` includes all of it. The functions here use the
+penalty of each token instead, beside `Sample.task_reward`: a token gets the sum of the penalties from it on.
 """
 
 from collections.abc import Callable, Sequence
@@ -169,7 +169,7 @@ def zero(groups: Samples, config: AlgorithmConfig) -> Arrays:
 
 
 def _spread_over_trajectories(groups: Samples, values: Sequence[np.ndarray], config: AlgorithmConfig) -> Arrays:
-    """The value of each trajectory, discounted from its end, on all its tokens; and the divergence that follows."""
+    """Return for each sampled token the value of its trajectory and the KL penalties from it on, discounted to the token."""
     found = []
     for group, per_trajectory in zip(groups, values, strict=True):
         arrays: list[np.ndarray] = []

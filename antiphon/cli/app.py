@@ -16,7 +16,7 @@ from antiphon.cli.options import options
 from antiphon.cli.plan import plan, simulate
 from antiphon.cli.projects import demo, init, recipes
 from antiphon.cli.serve import sandbox, serve
-from antiphon.cli.train import check, evaluate, sft, train
+from antiphon.cli.train import branch, check, evaluate, sft, train
 
 app = typer.Typer(
     help="Asynchronous reinforcement-learning post-training for language models and agents.",
@@ -41,6 +41,7 @@ app.command()(init)
 app.command()(recipes)
 app.command()(options)
 app.command()(train)
+app.command()(branch)
 app.command()(sft)
 app.command()(dpo)
 app.command(name="reward-model")(reward_model)

@@ -86,6 +86,18 @@ def load_for_evaluation(path: Path, overrides: list[str], code: Path | None, tru
     return run
 
 
+def load_for_branch(run: Path, step: int, overrides: list[str], code: Path | None, trust: bool) -> "RunConfig":
+    """Load the configuration of a run that branches off a recorded one; names in that one need `code` or `trust`."""
+    limit_threads()
+    from antiphon.inspect import recorded_config
+    from antiphon.run.branch import default_overrides
+
+    config = recorded_config.load_recorded(run, [*default_overrides(run, step), *overrides])
+    given = [override.partition("=")[0].strip() for override in overrides]
+    recorded_config.require_trust(run, config, tuple(type(config).model_fields), code=code, trust=trust, given=given)
+    return config
+
+
 def _is_recorded(path: Path) -> bool:
     """Return True if a configuration file is the one that a run keeps of itself."""
     beside = path.parent
@@ -105,10 +117,12 @@ def require_models(paths: Iterable[str]) -> None:
 
 def print_run(run: "RunConfig", path: str, overrides: list[str] | None) -> None:
     """Print the resolved configuration of a run as YAML, with derived sizes as comments."""
+    from antiphon.run.config_checks.user_functions import check_engine_paths
     from antiphon.run.launch.model_checks import check_meshes
     from antiphon.run.memory import memory_estimate
     from antiphon.run.model_files import count_parameters
 
+    check_engine_paths(run)
     check_meshes(run, Path(run.model.path))
     print_config(run, path, overrides)
     print_derived(run.derived())

@@ -1,5 +1,6 @@
 """The command that shows runs in a browser: dashboard."""
 
+import os
 import secrets
 from pathlib import Path
 from typing import Annotated
@@ -27,4 +28,13 @@ def dashboard(
 
         if not is_local(host):
             print_line(f"{host} can be reached from other machines, and what they read is not encrypted")
-        serve(runs, host, port, secrets.token_urlsafe(24), prefix, print_line)
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        serve(
+            runs,
+            base / "antiphon" / "dashboard",
+            host=host,
+            port=port,
+            token=secrets.token_urlsafe(24),
+            prefix=prefix,
+            announce=print_line,
+        )

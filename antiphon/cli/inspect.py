@@ -19,6 +19,10 @@ def audit(run: RunPath) -> None:
         from antiphon.inspect.audit import audit as check
 
         found = check(run)
+        if found.branch_point:
+            print_line(
+                "began at {run}: step {step}, lineage {lineage}, digest {digest:.16}…".format(**found.branch_point)
+            )
         for lineage, balance in found.balance.items():
             print_table(f"lineage {lineage}", "attempts", {**balance, "all": sum(balance.values())})
             if lineage in found.ends:
@@ -79,9 +83,8 @@ def samples(
             row, score = sample.row, sample.trajectory.meta.score
             rewards = "".join(f", {name} {value:g}" for name, value in score.parts.items())
             at = "" if row.step is None else f" at step {row.step}"
-            print_line(
-                f"=== {row.name}, {row.prompt.task}, {row.status}{at}, score {score.value}{rewards} {score.detail}"
-            )
+            reason = row.failure or score.detail
+            print_line(f"=== {row.name}, {row.prompt.task}, {row.status}{at}, score {score.value}{rewards} {reason}")
             for kind, text in sample.parts:
                 print_line(f"--- {kind}\n{text}")
         print(f"{shown} samples")

@@ -19,7 +19,7 @@ def print_table(left: str, right: str, rows: Mapping[str, object]) -> None:
 
     table = Table(show_header=True, header_style="bold")
     for header in (left, right):
-        table.add_column(Text(printable(header)))
+        table.add_column(Text(printable(header)), overflow="fold")  # a path that is cut off is of no use
     for name, value in rows.items():
         shown = f"{value:.4f}" if isinstance(value, float) else str(value)
         table.add_row(Text(printable(name)), Text(printable(shown)))

@@ -1,12 +1,12 @@
-"""Commands that train and evaluate a policy: train, sft, eval, check."""
+"""Commands that train and evaluate a policy: train, branch, sft, eval, check."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from antiphon.cli.arguments import CodeFolder, ConfigPath, DryRun, Overrides, Overwrite, Trust
-from antiphon.cli.configs import load_for_evaluation, load_run, name_places, print_run, require_models
+from antiphon.cli.arguments import CodeFolder, ConfigPath, DryRun, Overrides, Overwrite, RunPath, Trust
+from antiphon.cli.configs import load_for_branch, load_for_evaluation, load_run, name_places, print_run, require_models
 from antiphon.cli.errors import exit_on_error
 from antiphon.cli.tables import flatten, print_table
 from antiphon.core.errors import ConfigError
@@ -36,6 +36,34 @@ def train(
         from antiphon.run.commands import train as build_and_train
 
         raise typer.Exit(build_and_train(run, overwrite=overwrite, resume=resume))
+
+
+def branch(
+    run: RunPath,
+    at: Annotated[
+        int, typer.Option("--at", metavar="STEP", help="Step whose checkpoint the new run begins at.", min=0)
+    ],
+    overrides: Overrides = None,
+    name: Annotated[
+        str, typer.Option("--name", help="Name of the new run, which lies beside RUN; by default RUN_at_STEP.")
+    ] = "",
+    overwrite: Overwrite = False,
+    code: CodeFolder = None,
+    trust: Trust = False,
+) -> None:
+    """Train a new run that begins at a checkpoint of RUN, with its configuration and other values for some keys.
+
+    The modules that RUN's configuration names are imported only with --code or --trust.
+    """
+    with exit_on_error(run):
+        given = [*(overrides or []), *([f"name={name}"] if name else [])]
+        config = load_for_branch(run, at, given, code, trust)
+        require_models(config.models)
+        if config.placement.auto:
+            config = _place_automatically(config)
+        from antiphon.run.commands import branch as build_and_train
+
+        raise typer.Exit(build_and_train(run, at, config, overwrite=overwrite))
 
 
 def _place_automatically(run: "RunConfig") -> "RunConfig":
@@ -114,7 +142,10 @@ def check(
     overrides: Overrides = None,
     prompts: Annotated[int, typer.Option(help="Prompts of each task to try its reward on.", min=1)] = 16,
 ) -> None:
-    """Test the rewards before a run: correct, empty and garbage responses, range, repeatability, speed, known reward hacks."""
+    """Test the rewards before a run: correct, empty and garbage responses, range, repeatability, speed, known reward hacks.
+
+    Of a task with an environment, the environment is reset and takes one step.
+    """
     with exit_on_error(), name_places(config, overrides):
         run = load_run(config, overrides)
         from antiphon.run.reward_checks import check_rewards
@@ -129,7 +160,7 @@ def check(
         problems = [
             f"task {finding.task}: {problem}"
             for finding in found
-            for problem in (*finding.problems, *(f"reward hack: {hole}" for hole in finding.holes))
+            for problem in (*finding.problems, *finding.errors, *(f"reward hack: {hole}" for hole in finding.holes))
         ]
         print("\n".join([*problems, f"problems: {len(problems)}"]))
         raise typer.Exit(1 if problems else 0)

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from antiphon.core.config_document import ConfigDocument, dotted
 from antiphon.core.config_messages import describe_unknown_key, find_mistakes, iterate_sections
 from antiphon.core.errors import ConfigError, Mistake, ValidatorError
+from antiphon.core.import_order import find_end_of_library
 from antiphon.core.yaml_text import Keys, dump_yaml
 
 M = TypeVar("M", bound="Config")
@@ -143,10 +144,14 @@ def add_import_folders(path: str | Path) -> None:
 
 
 def add_import_folder(path: str | Path) -> None:
-    """Put the folder of the file `path` on the import path, so that its YAML can name `module:attribute` beside it."""
+    """Put the folder of the file `path` on the import path, so that its YAML can name `module:attribute` beside it.
+
+    It comes before installed packages, but after the standard library: a file `numbers.py` would otherwise replace a module
+    that libraries import.
+    """
     folder = str(Path(path).resolve().parent)
     if folder not in sys.path:
-        sys.path.insert(0, folder)
+        sys.path.insert(find_end_of_library(sys.path), folder)
 
 
 def environment(*names: str) -> dict[str, str]:

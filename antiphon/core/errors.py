@@ -240,4 +240,5 @@ class RequestError(AntiphonError):
 
 
 REFUSALS = (RequestError, UnsupportedError)
-"""Errors by which an engine refuses one request, and goes on."""
+"""Errors by which an engine refuses one request: the attempt has failed, and the engine goes on. Others end the engine or the
+run (`docs/engines.md`, "Errors")."""

@@ -6,15 +6,21 @@ A registry maps names to import paths, so that listing and validating names impo
 import difflib
 import functools
 import importlib
+import importlib.util
 import inspect
+import symtable
+import sys
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
-from antiphon.core.errors import ConfigError
+from antiphon.core.errors import AntiphonError, ConfigError
+from antiphon.core.import_order import find_hidden_file
 from antiphon.core.objects import is_attached_name, resolve_attached
 from antiphon.core.optional_packages import how_to_install, list_extras, normalize_name
+from antiphon.core.user_errors import describe_error
 
 
 class Registry:
@@ -28,14 +34,14 @@ class Registry:
 
     def __init__(self, kind: str, built_in: Mapping[str, str], group: str = "") -> None:
         self.kind = kind
-        self._shipped = dict(built_in)
-        self._group = group
+        self.shipped = dict(built_in)
+        self.group = group
 
     @cached_property
     def built_in(self) -> dict[str, str]:
         """Import path of each name, registered names included."""
-        registered = {each.name: each.value for each in entry_points(group=self._group)} if self._group else {}
-        return {**registered, **self._shipped}
+        registered = {each.name: each.value for each in entry_points(group=self.group)} if self.group else {}
+        return {**registered, **self.shipped}
 
     def check(self, name: str, key: str = "") -> str:
         """Return `name` if it is a built-in name or has the form of an import path; raise `ConfigError` otherwise.
@@ -62,15 +68,16 @@ class Registry:
 def import_path(path: str, kind: str = "object", key: str = "") -> Any:
     """Import `package.module:attribute`, which the configuration has under `key`, or return the attached object of this name.
 
-    Errors inside the module propagate, except that a package of an extra is missing.
+    Errors inside a module of Antiphon propagate, except that a package of an extra is missing.
 
     Raises:
-        ConfigError: There is no such module, attribute or object, or the module imports an extra's package that is not
-            installed.
+        ConfigError: There is no such module, attribute or object, it has the name of a module of the standard library, or it
+            cannot be imported; the message names file and line.
     """
     if is_attached_name(path):
         return resolve_attached(path, key)
     module_name, _, attribute = path.partition(":")
+    _require_not_hidden(module_name, path, kind, key)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -81,13 +88,84 @@ def import_path(path: str, kind: str = "object", key: str = "") -> Any:
         if package in list_extras():
             message = f"{kind} {path!r} imports {package}, which is not installed: {how_to_install(package)}"
             raise ConfigError(message, key=key, value=path) from error
+        raise _make_import_error(error, path, kind, key) from error
+    except AntiphonError:
         raise
+    except Exception as error:  # named boundary: the user's module
+        raise _make_import_error(error, path, kind, key) from error
     if not hasattr(module, attribute):
         nearest = difflib.get_close_matches(attribute, dir(module), n=1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
         message = f"{kind} {path!r}: module {module_name!r} has no attribute {attribute!r}{hint}"
         raise ConfigError(message, key=key, value=path, suggestions=nearest)
     return getattr(module, attribute)
+
+
+def _require_not_hidden(module: str, path: str, kind: str, key: str) -> None:
+    """Raise `ConfigError` if the standard library hides a project's module."""
+    if file := find_hidden_file(module):
+        message = f"{kind} {path!r}: {file} has the name of a module of the standard library, which hides it; rename it"
+        raise ConfigError(message, key=key, value=path)
+
+
+def _make_import_error(error: Exception, path: str, kind: str, key: str) -> Exception:
+    """Return the error for a module that raises while it is imported; of a module of Antiphon, its own error."""
+    if path.startswith("antiphon."):
+        return error
+    return ConfigError(f"{kind} {path!r} cannot be imported: {describe_error(error)}", key=key, value=path)
+
+
+def check_import_path(path: str, kind: str = "object", key: str = "") -> None:
+    """Check that `import_path` will find `package.module:attribute`, as far as files tell; imports nothing.
+
+    Raises:
+        ConfigError: There is no such module, or its source has no such name.
+    """
+    module_name, _, attribute = path.partition(":")
+    if is_attached_name(path):
+        return
+    _require_not_hidden(module_name, path, kind, key)
+    if module_name in sys.modules:
+        import_path(path, kind, key)
+        return
+    source = _find_source(module_name)
+    if source is None:
+        message = f"{kind} {path!r}: there is no module {module_name!r} on the import path"
+        raise ConfigError(message, key=key, value=path)
+    names = _read_names(source)
+    if names and attribute not in names:
+        nearest = difflib.get_close_matches(attribute, names, n=1)
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        message = f"{kind} {path!r}: module {module_name!r} has no attribute {attribute!r}{hint}"
+        raise ConfigError(message, key=key, value=path, suggestions=nearest)
+
+
+def _find_source(module: str) -> Path | None:
+    """Return the file or folder of a module; None if there is none. Packages that it is in are not imported."""
+    top, *parts = module.split(".")
+    spec = importlib.util.find_spec(top) if top else None
+    if spec is None or not parts:
+        return None if spec is None else Path(spec.origin or "")
+    roots = [Path(root) for root in spec.submodule_search_locations or ()]
+    if not all(root.is_dir() for root in roots):  # such as in an archive
+        return Path()
+    places = [root.joinpath(*parts) for root in roots]
+    exact = [file for place in places for file in (place / "__init__.py", place.with_suffix(".py"), place)]
+    compiled = (file for place in places for file in place.parent.glob(f"{place.name}.*"))
+    return next((file for file in (*exact, *compiled) if file.exists()), None)
+
+
+def _read_names(source: Path) -> set[str]:
+    """Return the names in a module's source; an empty set if the module may have others, or the source cannot be read."""
+    if source.suffix != ".py":
+        return set()
+    try:
+        text = source.read_text(encoding="utf-8")
+        names = set(symtable.symtable(text, str(source), "exec").get_identifiers())
+    except (OSError, ValueError, SyntaxError):  # the import will report it
+        return set()
+    makes_others = "import *" in text or names & {"__getattr__", "globals", "setattr", "exec", "vars"}
+    return set() if makes_others else names
 
 
 def bind_options(function: Callable[..., Any], options: Mapping[str, Any], key: str) -> Callable[..., Any]:

@@ -12,7 +12,6 @@ import uvicorn
 from antiphon import __version__
 from antiphon.core.errors import ConfigError
 from antiphon.dashboard.app import create_app
-from antiphon.dashboard.index.store import cache_folder
 from antiphon.dashboard.security import check_prefix
 from antiphon.dashboard.site import Site
 
@@ -20,12 +19,20 @@ SHUTDOWN_SECONDS = 1  # for streams of changes, which never end by themselves
 
 
 def serve(
-    folder: Path, host: str, port: int, token: str, prefix: str = "", announce: Callable[[str], None] = print
+    folder: Path,
+    cache: Path,
+    *,
+    host: str,
+    port: int,
+    token: str,
+    prefix: str = "",
+    announce: Callable[[str], None],
 ) -> None:
     """Serve a folder of runs until SIGINT or SIGTERM.
 
     Args:
         folder: The folder, or one run.
+        cache: Folder for indices.
         host: Address to listen on.
         port: Port to listen on; 0 takes a free one.
         token: Token that readers must have.
@@ -36,7 +43,7 @@ def serve(
         ConfigError: The folder is none, or the address cannot be listened on.
     """
     prefix = check_prefix(prefix)
-    site = Site.make(folder, cache_folder())
+    site = Site.make(folder, cache)
     app = create_app(site, token, prefix, __version__)
     with _listen(host, port) as listener:
         place = listener.getsockname()

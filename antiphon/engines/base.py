@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # the controller imports no torch
     import torch
 
 Receive: TypeAlias = "Callable[[WeightsUpdate], Iterable[tuple[str, torch.Tensor]]]"
-"""Yields the tensors of an update by name. They are views that are valid until `load`, or the `step` that loads, returns."""
+"""Yields the tensors of an update by name, as `WeightChannel.receive` describes."""
 
 ENGINES = Registry(
     "engine",
@@ -27,8 +27,10 @@ ENGINES = Registry(
         "native": "antiphon.engines.native.factory:open_engine",
         "vllm": "antiphon.engines.vllm:open_engine",
     },
+    group="antiphon.engines",
 )
-"""Factories (`OpenEngine`) of the engines that run in a process of their own."""
+"""Factories (`OpenEngine`) of the engines that run in a process of their own: the built-in ones, and those that installed
+packages register as entry points `antiphon.engines`."""
 
 
 class EngineCore(Protocol):
@@ -47,6 +49,8 @@ class EngineCore(Protocol):
     def add(self, request: GenerateRequest) -> None:
         """Queue a request. Any exception refuses this request alone: its attempt has failed, and the engine goes on.
 
+        `docs/engines.md` lists the fields of a request that an engine obeys.
+
         Raises:
             RequestError: The request is invalid, or longer than the engine allows.
             UnsupportedError: The engine cannot sample as the request asks.
@@ -58,8 +62,9 @@ class EngineCore(Protocol):
     def step(self) -> list[Delta]:
         """Do one unit of work (a prefill chunk, a decode step) and return what is new of each request.
 
+        A delta may have any number of tokens. Aborts, loads and health checks wait for the step to end, so keep it short.
         The last delta of a request has a `finish`, or an `error` that refuses the request as `add` may. Each token comes with
-        the log-prob with which it was sampled, the version of the weights that sampled it, and the stream `MIXED_CACHE`.
+        its log-prob, that of `Completion`; the version of the weights that sampled it; and the stream `MIXED_CACHE`.
         """
 
     @property
@@ -99,8 +104,9 @@ class OpenEngine(Protocol):
 
         Args:
             model: Directory of the model.
-            config: The engine's part of `engine`; `config.options` are the engine's own.
-            receive: Opens an update.
+            config: The engine's part of `engine`; `config.options` are the engine's own, except those that say on how many
+                devices it runs (`PARALLEL_SIZES`).
+            receive: Yields the tensors of an update.
         """
 
 

@@ -38,7 +38,8 @@ class EngineKind(Config):
     """Engines of one kind with the same settings."""
 
     kind: str = "native"
-    """`native`, `vllm`, `server` (run by others, see `options`), or package.module:attribute."""
+    """`native`, `vllm`, `server` (run by others, see `options`), a name that an installed package registers, or
+    package.module:attribute."""
     python: str = ""
     """The interpreter that runs the engines, such as envs/vllm/bin/python: for an engine whose packages cannot be ours. Empty
     is the one that runs everything else."""
@@ -61,7 +62,7 @@ class EngineKind(Config):
     mixture of experts, in the native engine."""
     options: dict[str, Any] = {}
     """Options of this kind of engine: for `vllm`, fields of its EngineArgs; for `server`: urls, flavour, model, key,
-    directory."""
+    directory. For every kind, tensor_parallel_size times pipeline_parallel_size is the number of devices of one engine."""
 
     @property
     def server_options(self) -> ServerOptions | None:

@@ -41,13 +41,19 @@ def validate_request(request: GenerateRequest, max_length: int, vocabulary: int,
         raise RequestError(f"request {request.id!r}: {name} {getattr(sampling, name)!r} is not possible")
 
 
-def check_sampling_supported(sampling: Sampling) -> None:
-    """Raise `UnsupportedError` for sampling that vLLM, and servers like it, would do differently from what was asked."""
+def check_sampling_supported(sampling: Sampling, engine: str, min_temperature: float = 0.0) -> None:
+    """Raise `UnsupportedError` for sampling that an engine without truncated sampling would do differently from what was asked.
+
+    Args:
+        sampling: Parameters of a request.
+        engine: Name of the engine, for the error.
+        min_temperature: Lowest temperature above 0 that the engine supports.
+    """
     if sampling.truncated:
-        raise UnsupportedError("vLLM samples from the whole vocabulary only here: no top_p, top_k or min_p")
-    if 0 < sampling.temperature < MIN_SERVED_TEMPERATURE:
+        raise UnsupportedError(f"{engine} samples from the whole vocabulary only: no top_p, top_k or min_p")
+    if 0 < sampling.temperature < min_temperature:
         raise UnsupportedError(
-            f"vLLM supports no temperature between 0 and {MIN_SERVED_TEMPERATURE:g}; asked for {sampling.temperature:g}"
+            f"{engine} supports no temperature between 0 and {min_temperature:g}; asked for {sampling.temperature:g}"
         )
 
 

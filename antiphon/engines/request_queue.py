@@ -43,7 +43,7 @@ class Continuation(Enum):
 
 
 def choose_continuation(mode: OnUpdate, progress: Progress) -> Continuation:
-    """Return how a request goes on. With `KEEP` one without a cache is computed by the new weights alone, hence exact."""
+    """Return how a request goes on. With `KEEP`, a request without a cache is computed by the new weights alone."""
     if mode is OnUpdate.KEEP and progress.cached:
         return Continuation.KEEP_CACHE
     if mode is OnUpdate.RESTART and progress.sampled:

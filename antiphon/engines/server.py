@@ -28,7 +28,7 @@ from antiphon.engines.base import InferenceEngine
 from antiphon.engines.config import LOADABLE_FLAVOURS, EngineKind, ServerOptions
 from antiphon.engines.deltas import Delta
 from antiphon.engines.generation import Generation
-from antiphon.engines.request_checks import check_sampling_supported, validate_request
+from antiphon.engines.request_checks import MIN_SERVED_TEMPERATURE, check_sampling_supported, validate_request
 from antiphon.engines.request_queue import Continuation, Progress, RequestQueue
 from antiphon.engines.server_connection import INVALID_STATUSES, ServerConnection
 from antiphon.engines.server_protocols import SERVER_PROTOCOLS, StreamChunk
@@ -144,7 +144,7 @@ class ServerEngine(InferenceEngine):
             if request.id in self._queue:
                 raise RequestError(f"request {request.id!r} is already running")
             validate_request(request, self.max_length, self.vocabulary, decodes=self._decoder is not None)
-            check_sampling_supported(request.sampling)
+            check_sampling_supported(request.sampling, f"the server {self.url}", MIN_SERVED_TEMPERATURE)
         except AntiphonError as error:
             generation.fail(error)
             return generation

@@ -20,9 +20,9 @@ from antiphon.core.errors import ConfigError, StateError, UnsupportedError
 from antiphon.core.rng import derive
 from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Streams, WeightsUpdate
 from antiphon.engines.base import EngineCore, Receive
-from antiphon.engines.config import EngineConfig
+from antiphon.engines.config import EngineKind
 from antiphon.engines.deltas import Delta
-from antiphon.engines.request_checks import check_sampling_supported, validate_request
+from antiphon.engines.request_checks import MIN_SERVED_TEMPERATURE, check_sampling_supported, validate_request
 from antiphon.engines.request_queue import Continuation, Progress, RequestQueue
 from antiphon.engines.stops import FINISH_REASONS, Decoder, StopRule, read_decoder
 from antiphon.weights.checkpoint_layout import CheckpointLayout
@@ -46,7 +46,7 @@ except ModuleNotFoundError as missing:
 CPU_CACHE = 1 << 30  # bytes; by default vLLM takes most of the machine, which learner and graders need too
 
 
-def open_engine(model: str, config: EngineConfig, receive: Receive) -> "VLLMEngine":
+def open_engine(model: str, config: EngineKind, receive: Receive) -> "VLLMEngine":
     """Return the engine for the model in a directory, with its tokenizer for stop strings."""
     torch.set_num_threads(config.threads)
     return VLLMEngine(model, config, receive=receive, tokenizer=read_decoder(model))
@@ -69,7 +69,7 @@ class VLLMEngine(EngineCore):
     whole vocabulary is refused, because vLLM would return the log-probs of the truncated distribution.
     """
 
-    def __init__(self, model: str, config: EngineConfig, *, receive: Receive, tokenizer: Decoder | None = None) -> None:
+    def __init__(self, model: str, config: EngineKind, *, receive: Receive, tokenizer: Decoder | None = None) -> None:
         """Load the model.
 
         Args:
@@ -107,7 +107,7 @@ class VLLMEngine(EngineCore):
             StateError: If its id is in use.
         """
         validate_request(request, self.max_length, self.vocabulary, decodes=self._tokenizer is not None)
-        check_sampling_supported(request.sampling)
+        check_sampling_supported(request.sampling, "the vllm engine", MIN_SERVED_TEMPERATURE)
         self._queue.add(request)
 
     def abort(self, request: str) -> None:
@@ -256,7 +256,7 @@ def _progress(running: _Running) -> Progress:
     return Progress(sampled=bool(running.tokens), cached=bool(running.tokens))
 
 
-def _check_config(config: EngineConfig, device: str) -> None:
+def _check_config(config: EngineKind, device: str) -> None:
     """Raise `UnsupportedError` for options that this vLLM, built for one kind of device, does not support."""
     if config.device not in ("auto", device):
         raise UnsupportedError(f"engine.device: this vLLM was built for {device!r}, and takes {device!r} or 'auto'")
@@ -268,7 +268,7 @@ def _check_config(config: EngineConfig, device: str) -> None:
         raise UnsupportedError("engine.options.enable_sleep_mode: vLLM on a CPU does not free its memory")
 
 
-def _start_vllm(model: str, config: EngineConfig) -> Any:
+def _start_vllm(model: str, config: EngineKind) -> Any:
     """Start vLLM in this process with the model loaded."""
     device = current_platform.device_type
     _check_config(config, device)

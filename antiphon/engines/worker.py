@@ -8,8 +8,8 @@ import time
 import traceback
 from typing import NamedTuple
 
-from antiphon.core.errors import REFUSALS, RequestError, WeightsError, WorkerDiedError
-from antiphon.core.types import GenerateRequest, OnUpdate, WeightsUpdate
+from antiphon.core.errors import REFUSALS, RequestError, UnsupportedError, WeightsError, WorkerDiedError
+from antiphon.core.types import ROUTED_EXPERTS, GenerateRequest, OnUpdate, WeightsUpdate
 from antiphon.core.workers import Worker
 from antiphon.engines.base import ENGINES, OpenEngine
 from antiphon.engines.config import EngineKind
@@ -29,7 +29,7 @@ class WeightsLoaded(NamedTuple):
 class EngineWorker(Worker):
     """Runs an `EngineCore` in a worker process."""
 
-    def __init__(self, kind: str, model: str, config: EngineKind, channel: str) -> None:
+    def __init__(self, kind: str, model: str, config: EngineKind, channel: str, key: str = "engine.kind") -> None:
         """Open the engine.
 
         Args:
@@ -37,9 +37,11 @@ class EngineWorker(Worker):
             model: Model directory.
             config: Options of the engine.
             channel: Name in `CHANNELS` of the way that weights come.
+            key: Dotted key that the configuration has the factory's name under, for errors.
         """
-        open_engine: OpenEngine = ENGINES.resolve(kind)
+        open_engine: OpenEngine = ENGINES.resolve(kind, key)
         self.core = open_engine(model, config, CHANNELS.resolve(channel).receive)
+        self._records_experts = config.routed_experts
         self._load_calls = 0
         self._core_loads = self.core.loads
         self._loaded = self._announced = WeightsLoaded(self.core.version, 0)
@@ -104,9 +106,12 @@ class EngineWorker(Worker):
 
     def _step(self) -> list[Delta]:
         try:
-            return self.core.step()
+            deltas = self.core.step()
         except WeightsError as error:  # of a load that waited for requests to end
             raise WorkerDiedError(f"an engine could not load weights: {error}") from error
+        if self._records_experts and any(len(each.tokens) and ROUTED_EXPERTS not in each.streams for each in deltas):
+            raise UnsupportedError("engine.routed_experts: the engine does not record the experts of its tokens")
+        return deltas
 
     def _note_loads(self) -> None:
         """Note which loads are done. Versions do not tell: an engine may be given one that it has."""

@@ -3,6 +3,7 @@
 The audit shares nothing with the writer but the schema: it has queries and file formats of its own.
 """
 
+import json
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ class Audit:
         int, str
     ]  # lineage -> error that ended it, '' for none; lineages that were killed or still run are not in it
     violations: list[str]
+    branch_point: dict[str, str] | None = None  # run, lineage, step, version and digest of the checkpoint it begins at
 
     @property
     def open(self) -> int:
@@ -43,6 +45,7 @@ def audit(directory: Path) -> Audit:
         for lineage, status, count in db.execute("SELECT lineage, status, count(*) FROM attempts GROUP BY 1, 2"):
             balance.setdefault(lineage, {})[status] = count
         ends = dict(db.execute("SELECT lineage, coalesce(detail ->> '$.error', '') FROM events WHERE kind = 'end'"))
+        branch = db.execute("SELECT detail FROM events WHERE kind = 'branch' ORDER BY number").fetchone()
         audit_ledger.mark_surviving(db)
         rollout = _read_rollout(directory)
         checks = (
@@ -56,7 +59,14 @@ def audit(directory: Path) -> Audit:
             audit_files.check_trajectories(db, directory),
             audit_files.check_checkpoints(db, directory),
         )
-        return Audit(balance, ends, [violation for check in checks for violation in check])
+        violations = [violation for check in checks for violation in check]
+        return Audit(balance, ends, violations, _read_branch_point(branch[0]) if branch else None)
+
+
+def _read_branch_point(detail: str) -> dict[str, str]:
+    """Return the fields of an event `branch`."""
+    fields = json.loads(detail)
+    return {name: str(fields[name]) for name in ("run", "lineage", "step", "version", "digest")}
 
 
 def _read_rollout(directory: Path) -> dict[str, Any]:

@@ -50,6 +50,12 @@ def check_lineages(db: sqlite3.Connection) -> Iterator[str]:
     )
     yield from report_rows(
         db,
+        "first lineages that begin at a checkpoint which no other run is named for, or the reverse",
+        "SELECT l.lineage, cut, version FROM lineages l LEFT JOIN events e ON e.lineage = l.lineage AND e.kind = 'branch'"
+        " WHERE parent IS NULL AND (cut, version) IS NOT (ifnull(detail ->> '$.step', 0), ifnull(detail ->> '$.version', 0))",
+    )
+    yield from report_rows(
+        db,
         "steps marked undone that stand, or the reverse",
         "SELECT s.lineage, s.step FROM steps s LEFT JOIN path USING (lineage)"
         " WHERE undone != (after IS NULL OR step <= after OR step > until)",
@@ -110,7 +116,8 @@ def check_steps(db: sqlite3.Connection, rollout: dict[str, Any]) -> Iterator[str
         db,
         "surviving steps that do not follow one another, or not with the next version",
         "SELECT step, version FROM (SELECT step, version, lag(step) OVER w AS before, lag(version) OVER w AS older"
-        " FROM steps WHERE NOT undone WINDOW w AS (ORDER BY step)) WHERE step != coalesce(before, 0) + 1"
+        " FROM steps WHERE NOT undone WINDOW w AS (ORDER BY step))"
+        " WHERE step != coalesce(before, (SELECT cut FROM lineages WHERE parent IS NULL), 0) + 1"
         " OR version != older + 1",
     )
     yield from report_rows(

@@ -13,6 +13,8 @@ from antiphon.record.reader import AttemptRow, RunReader
 def diff(one: Path, other: Path) -> str | None:
     """Return the first difference between two runs, or None.
 
+    Steps that one of them does not have, because it branched off another run after them, are not compared.
+
     Compared in this order: configuration, code, then step by step the prompts, attempts, tokens, scores and batches that were
     trained on, and last the weights of each version.
     """
@@ -22,8 +24,8 @@ def diff(one: Path, other: Path) -> str | None:
             return (
                 _compare_configs(one, other)
                 or _compare_code(left, right)
-                or _compare_steps(left, right)
-                or _compare_weights(left, right)
+                or _compare_steps(left, right, begin := max(reader.list_lineages()[0].cut for reader in (left, right)))
+                or _compare_weights(left, right, begin)
             )
 
 
@@ -39,8 +41,10 @@ def _compare_code(left: RunReader, right: RunReader) -> str | None:
     return None if codes[0] == codes[1] else f"code: {codes[0]} and {codes[1]}"
 
 
-def _compare_steps(one: RunReader, other: RunReader) -> str | None:
-    for left, right in zip_longest(one.iterate_trained(), other.iterate_trained()):
+def _compare_steps(one: RunReader, other: RunReader, begin: int) -> str | None:
+    """Return the first difference between the steps after `begin`."""
+    trained = ((each for each in reader.iterate_trained() if each[0].step > begin) for reader in (one, other))
+    for left, right in zip_longest(*trained):
         if left is None or right is None:
             shorter, (longer, _) = (one, right) if left is None else (other, left)
             return f"step {longer.step}: {shorter.directory} has no more"
@@ -60,12 +64,13 @@ def _compare_steps(one: RunReader, other: RunReader) -> str | None:
     return None
 
 
-def _compare_weights(left: RunReader, right: RunReader) -> str | None:
+def _compare_weights(left: RunReader, right: RunReader, begin: int) -> str | None:
+    """Return the first difference between the weights that the steps after `begin` published."""
     versions = (
         [
             (step.version, step.weights)
             for step in reader.list_steps()
-            if step.version is not None and not step.is_undone
+            if step.version is not None and not step.is_undone and step.step > begin
         ]
         for reader in (left, right)
     )

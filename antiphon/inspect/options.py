@@ -30,7 +30,7 @@ class Option:
 def list_options(model: type[Config]) -> list[Option]:
     """Return the keys of a configuration model, in the order of the models.
 
-    Sections are not counted; a list of sections is, and so is each key of its items, once.
+    A section is counted only if it may be null; a list of sections is, and so is each key of its items, once.
     """
     schema = model.model_json_schema()
     return list(_walk(schema, schema.get("$defs", {}), ""))
@@ -59,6 +59,12 @@ def _walk(schema: Schema, definitions: Schema, path: str, given: Any = None) -> 
         schema = {**schema, "default": given}
     branches = list(_branches(schema, definitions))
     sections = [branch for branch in branches if "properties" in branch]
+    if not sections or any(branch.get("type") == "null" for branch in branches):
+        default = json.dumps(schema["default"], ensure_ascii=False) if "default" in schema else ""
+        meaning = " ".join(schema.get("description", "").split())
+        types = " or ".join(map(_describe_type, branches))
+        unit = next((each["unit"] for each in (schema, *branches) if "unit" in each), "")
+        yield Option(path, types, unit, default, meaning)
     for section in sections:
         for name, field in section["properties"].items():
             inner = (schema.get("default") or {}).get(name)
@@ -68,12 +74,6 @@ def _walk(schema: Schema, definitions: Schema, path: str, given: Any = None) -> 
     for part in lists:
         for name, field in part["properties"].items():
             yield from _walk(field, definitions, f"{path}[].{name}")
-    if not sections:
-        default = json.dumps(schema["default"], ensure_ascii=False) if "default" in schema else ""
-        meaning = " ".join(schema.get("description", "").split())
-        types = " or ".join(map(_describe_type, branches))
-        unit = next((each["unit"] for each in (schema, *branches) if "unit" in each), "")
-        yield Option(path, types, unit, default, meaning)
 
 
 def _branches(schema: Schema, definitions: Schema) -> Iterator[Schema]:
@@ -90,6 +90,8 @@ def _branches(schema: Schema, definitions: Schema) -> Iterator[Schema]:
 
 
 def _describe_type(schema: Schema) -> str:
+    if "properties" in schema:
+        return "section"
     if "enum" in schema:
         return " | ".join(map(str, schema["enum"]))
     if "const" in schema:

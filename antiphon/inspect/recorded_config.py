@@ -104,7 +104,7 @@ def require_trust(
             first, *others = refused[need]
             more = f" (and {len(others)} more)" if others else ""
             path = run / "config.yaml"
-            message = f"{path}: {first}{more} {need}: it is not resolved for a run that is only read. {remedy}"
+            message = f"{path}: {first}{more} {need}: it is not resolved, since a run may come from elsewhere. {remedy}"
             raise RecordError(message, path=path)
 
 

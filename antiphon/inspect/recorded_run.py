@@ -11,7 +11,7 @@ from antiphon.inspect.samples import RecordedSample, iterate_samples
 from antiphon.inspect.why import why
 from antiphon.record import safe_files
 from antiphon.record.metrics_table import plot_metric, read_metrics_table
-from antiphon.record.reader import AttemptRow, RunReader
+from antiphon.record.reader import AttemptRow, BranchPoint, RunReader
 
 if TYPE_CHECKING:
     import pandas
@@ -46,6 +46,12 @@ class RecordedRun:
             path = self.directory / "summary.json"
             raise RecordError(f"{path} holds {type(found).__name__}, expected an object", path=path)
         return found
+
+    @property
+    def branch_point(self) -> BranchPoint | None:
+        """The checkpoint of another run that the run begins at; None if it begins at its model."""
+        with RunReader.open(self.directory) as reader:
+            return reader.find_branch_point()
 
     def metrics(self) -> "pandas.DataFrame":
         """Return the metrics of all steps that were not undone, a row a step; needs pandas."""

@@ -23,7 +23,7 @@ def make_samples(groups: Sequence[Group]) -> list[list[Sample]]:
                 streams=segment.streams,
                 advantages=np.zeros(len(segment.tokens), dtype=np.float32),
                 weights=np.ones(len(segment.tokens), dtype=np.float32),
-                reward=trajectory.meta.score.value or 0.0,
+                reward=trajectory.meta.score.value or 0.0,  # for the type: a usable trajectory has a value
             )
             for trajectory in group.trajectories
             for segment in trajectory.segments

@@ -105,7 +105,7 @@ class PackLearner(CheckpointedLearner):
         totals = self.shards.reduce_sums(to_floats(sums))
         # All ranks have equally many packs. Without packs no step: momentum and decay would move weights all the same.
         norm = self._optimizer_step() if packs else 0.0
-        made = math.isfinite(norm)  # as on all other ranks, which have the same norm
+        made = math.isfinite(norm)  # all ranks agree: the norm is that of the whole gradient
         self._count_skipped(made, norm)
         metrics = {"lr": self.scheduler.get_last_lr()[0], "tokens": totals.pop("tokens", 0.0)}
         metrics["skipped_updates"] = float(not made)

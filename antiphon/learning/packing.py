@@ -156,8 +156,8 @@ def _fill_bins(groups: Sequence[Sequence[SpanPath]], budget: int) -> list[list[i
 # --- one pack ----------------------------------------------------------------------------------------------------------
 
 
-def _make_pack(members: Sequence[tuple[WeightedSample, SpanPath]]) -> Pack:
-    weighted, paths = [each for each, _ in members], [path for _, path in members]
+def _make_pack(placed: Sequence[tuple[WeightedSample, SpanPath]]) -> Pack:
+    weighted, paths = [each for each, _ in placed], [path for _, path in placed]
     samples = [each.sample for each in weighted]
     segments = [sample.segment for sample in samples]
     owners = owners_in_pack(segments, paths)

@@ -35,6 +35,7 @@ from antiphon.record.checkpoint import TRAINING_STATE, publish_checkpoint, stagi
 from antiphon.record.live import View, make_view
 from antiphon.record.metrics import Metrics
 from antiphon.record.run_dir import RunDirectory, convert_write_errors
+from antiphon.record.run_start import RunStart
 from antiphon.record.trackers import TrackedRun, TrackerFeeds, open_trackers
 from antiphon.run.launch.model_checks import check_tokenizers
 from antiphon.run.launch.model_directory import model_directory
@@ -110,12 +111,17 @@ class Offline:
     model: Path  # that it begins with
     data: Sequence[Group]
     validation: Sequence[Group]
-    directory: RunDirectory
+    start: RunStart
     metrics: Metrics
     trackers: TrackerFeeds
     view: View
     deadlines: Deadlines = field(default_factory=Deadlines)
     workers: list[WorkerHandle] = field(default_factory=list)
+
+    @property
+    def directory(self) -> RunDirectory:
+        """The run's directory."""
+        return self.start.directory
 
     def learner(self, kind: str, *more: Any) -> WorkerOfflineLearner:
         """Start the learner, on the model that the run begins with."""
@@ -160,6 +166,7 @@ class Offline:
         config, began = self.config, time.monotonic()
         steps = config.steps or config.epochs * -(-len(self.data) // config.batch_size)
         parameters = await self.wait(learner.begin(AlgorithmConfig(), config.learner.optimizer, steps), "begin")
+        self.start.confirm()
         held_out = await batch_of(self.validation) if self.validation else None
         before = after = await self._evaluate(learner, held_out) if held_out else None
         draws = batches(self.data, config.batch_size, config.seed if config.data.shuffle else None)
@@ -232,7 +239,8 @@ async def _built(config: OfflineConfig, overwrite: bool, group: MakeGroup) -> As
         data = load_examples("data", config.data, config.seed)
         held_out = load_examples("validation", config.validation, config.seed) if config.validation else []
         stack.enter_context(convert_write_errors(Path(config.record.directory, config.name)))
-        directory = RunDirectory.create(config.record.directory, config.name, overwrite=overwrite)
+        start = RunStart(config.record.directory, config.name, overwrite=overwrite)
+        directory = stack.enter_context(start).directory  # as it was before, if the start is refused
         directory.write_config(dump(config))
         view = make_view(config.record.live)
         view.start(config.name, f"{len(data)} rows, {config.batch_size} a step")
@@ -252,7 +260,7 @@ async def _built(config: OfflineConfig, overwrite: bool, group: MakeGroup) -> As
             model=model,
             data=_groups(data, renderer, group),
             validation=_groups(held_out, renderer, group),
-            directory=directory,
+            start=start,
             metrics=metrics,
             trackers=trackers,
             view=view,

@@ -41,6 +41,17 @@ class LineageRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BranchPoint:
+    """The checkpoint of another run that a run begins at."""
+
+    run: str  # its directory, at that time
+    lineage: int  # that wrote the checkpoint
+    step: int
+    version: int
+    digest: str  # of its manifest, which has the digests of its files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRow:
     """One attempt with its prompt and its group."""
 
@@ -111,6 +122,12 @@ class RunReader:
             return [
                 LineageRow(**dict(row) | {"state": json.loads(row["state"]) if row["state"] else None}) for row in rows
             ]
+
+    def find_branch_point(self) -> BranchPoint | None:
+        """Return the checkpoint of another run that the run begins at; None if it begins at its model."""
+        row = next(self._query("SELECT detail FROM events WHERE kind = 'branch' AND lineage = 0"), None)
+        with safe_files.convert_read_errors(self._ledger):
+            return None if row is None else BranchPoint(**json.loads(row["detail"]))
 
     def find_first_version(self, lineage: int) -> int | None:
         """Return the oldest version at which a group of a lineage was admitted."""

@@ -108,11 +108,7 @@ def open_next_lineage(
     checkpoint = newest_checkpoint(checkpoints, report)
     set_aside_newer(checkpoint)
     state = read_state(checkpoint)
-    if "scheduler" not in state:
-        raise RecordError(
-            f"{checkpoint} is a checkpoint of supervised fine-tuning alone, which cannot be resumed; --overwrite starts anew",
-            path=checkpoint,
-        )
+    require_resumable(checkpoint, state)
     step, version, parent = state["step"], state["version"], state["lineage"]
     with store.connection as db:
         (last,) = db.execute("SELECT max(lineage) FROM lineages").fetchone()
@@ -137,6 +133,15 @@ def open_next_lineage(
         ),
         lost=lost,
     )
+
+
+def require_resumable(checkpoint: Path, state: Mapping[str, Any]) -> None:
+    """Raise `RecordError` if a checkpoint, of which this is the state, is one of supervised fine-tuning alone."""
+    if "scheduler" not in state:
+        raise RecordError(
+            f"{checkpoint} is a checkpoint of supervised fine-tuning alone, which cannot be resumed; --overwrite starts anew",
+            path=checkpoint,
+        )
 
 
 def find_reusable(

@@ -16,7 +16,6 @@ import errno
 import json
 import math
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -35,17 +34,16 @@ class RunDirectory:
         self.path = path
 
     @classmethod
-    def create(cls, root: str | Path, name: str, *, overwrite: bool = False) -> "RunDirectory":
-        """Create `<root>/<name>`; raise `ConfigError` if it holds files, unless `overwrite` is set and a run wrote them."""
+    def create(cls, root: str | Path, name: str, *, is_replacing: bool = False) -> "RunDirectory":
+        """Create `<root>/<name>`; raise `ConfigError` if it holds files, unless they are a run that `RunStart` replaces."""
         path = Path(root) / name
-        if path.exists() and (not path.is_dir() or any(not found.is_dir() for found in path.rglob("*"))):
-            if not overwrite:
-                message = "exists already: give the run another name (name=...), or --overwrite it"
-                raise ConfigError(message, path=str(path))
-            if not (path / "config.yaml").is_file():
-                message = "holds files, but no run (no config.yaml); it is not overwritten"
-                raise ConfigError(message, path=str(path))
-            _clear(path)
+        if (
+            not is_replacing
+            and path.exists()
+            and (not path.is_dir() or any(not each.is_dir() for each in path.rglob("*")))
+        ):
+            message = "exists already: give the run another name (name=...), or --overwrite it"
+            raise ConfigError(message, path=str(path))
         run = cls(path)
         run.logs.mkdir(parents=True, exist_ok=True)
         run.checkpoints.mkdir(exist_ok=True)
@@ -124,15 +122,6 @@ class RunLineage(NamedTuple):
 
     directory: RunDirectory
     lineage: int
-
-
-def _clear(path: Path) -> None:
-    # config.yaml goes last: it marks the directory as a run's, should the removal be interrupted.
-    for entry in sorted(path.iterdir(), key=lambda entry: entry.name == "config.yaml"):
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -4,6 +4,9 @@ A *lineage* is one uninterrupted execution of a run. A resume opens the next lin
 that it continues from. What the parent did after that step is marked undone, not deleted. Numbers of groups, attempts, steps
 and versions belong to a lineage; a step or version up to the cut belongs to the parent.
 
+The first lineage begins at step 0. In a run that branched off another one, it begins and ends at a checkpoint of that run,
+which an event `branch` names.
+
 Every attempt ends in exactly one terminal status. In each lineage, at every commit: attempts = terminal + live.
 """
 
@@ -40,7 +43,7 @@ FIRST_TABLES = """
 CREATE TABLE lineages (
     lineage INTEGER PRIMARY KEY,  -- its number, from 0
     parent INTEGER,            -- NULL: the first lineage
-    cut INTEGER NOT NULL,      -- step of the parent that it continues from
+    cut INTEGER NOT NULL,      -- step that it continues from, of the parent or of the run that it branched off
     version INTEGER NOT NULL,  -- policy version at the cut
     code TEXT NOT NULL,        -- version and digest of the code that wrote it
     state TEXT                 -- JSON: state of the scheduler and the prompt sources at the cut; NULL: their initial state
@@ -111,7 +114,7 @@ CREATE TABLE events (
     number INTEGER PRIMARY KEY,  -- in the order in which they were recorded
     lineage INTEGER NOT NULL,  -- its lineage
     second REAL NOT NULL,      -- seconds on the lineage's clock
-    kind TEXT NOT NULL,        -- a rare event, see record/events.py
+    kind TEXT NOT NULL,        -- a rare event, see record/events.py; or branch: the run begins at a checkpoint of another
     detail TEXT NOT NULL       -- JSON
 ) STRICT;
 CREATE TABLE balance (         -- the scheduler's own counts, written in the transaction of the rows they count

@@ -129,6 +129,13 @@ def _find_file(trajectory: Trajectory, name: str) -> str | None:
     return name if trajectory.payload else None
 
 
+def require_no_writer(directory: Path) -> None:
+    """Raise `RecordError` if another process writes to the run in a directory."""
+    lock = directory / "lock"
+    if lock.exists():
+        _lock_file(lock).close()
+
+
 def _lock_file(path: Path) -> IO[str]:
     try:
         file = path.open("a")

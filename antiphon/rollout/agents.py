@@ -21,6 +21,7 @@ from antiphon.core.deadlines import Deadlines, fail, succeed
 from antiphon.core.errors import ConfigError, SandboxError, StallError, UnsupportedError
 from antiphon.core.processes.child import start_child
 from antiphon.core.types import Failure, Prompt
+from antiphon.core.user_errors import describe_error
 from antiphon.rollout.attempt import AttemptInputs
 from antiphon.rollout.gateway.attempt_session import CapturedAttempt
 from antiphon.rollout.gateway.server import Gateway
@@ -127,7 +128,7 @@ async def run_agent(
         failure = Failure(source="environment", message=str(error))
     except Exception as error:  # noqa: BLE001 - whatever an agent raises is data
         late = f"took more than {seconds:g} s" if limit.expired() else ""
-        said = str(error) if isinstance(error, AgentError) else f"{type(error).__name__}: {error}"
+        said = str(error) if isinstance(error, AgentError) else describe_error(error, agent)
         failure = Failure(source="agent", message=late or said)
     finally:
         captured = gateway.close_attempt(key)

@@ -5,6 +5,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from antiphon.core.errors import SandboxError
+from antiphon.core.user_errors import describe_error
+
 T = TypeVar("T")
 
 
@@ -33,4 +36,11 @@ async def call_environment(seconds: float, parse: Callable[[Any], T], method: Ca
         return parse(result)
     except Exception as error:
         late = f"{method.__name__} took more than {seconds:g} s" if limit.expired() else ""
-        raise EnvironmentCallError(late or f"{type(error).__name__}: {error}") from error
+        # One of another process arrives as `SandboxError`, described there.
+        said = str(error) if isinstance(error, SandboxError) else describe_error(error, method)
+        raise EnvironmentCallError(late or said) from error
+
+
+def unparsed(result: Any) -> Any:
+    """Return what a method returned as it is."""
+    return result

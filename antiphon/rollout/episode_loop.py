@@ -18,7 +18,7 @@ from antiphon.core.types import (
 )
 from antiphon.rollout.attempt import AttemptInputs
 from antiphon.rollout.config import RolloutConfig
-from antiphon.rollout.environment_call import call_environment
+from antiphon.rollout.environment_call import call_environment, unparsed
 from antiphon.rollout.episode_recording import EpisodeRecording
 from antiphon.rollout.prompt_encoding import PromptEncoder
 from antiphon.tasks.base import Environment, as_reset, as_step
@@ -76,14 +76,14 @@ class EpisodeLoop:
                 self._prompt_with_observation()
         finally:
             if self._environment is not None:
-                await self._call(_unparsed, self._environment.close)
+                await self._call(unparsed, self._environment.close)
 
     async def _begin(self) -> None:
         prompt, recording, encoder = self._inputs.prompt, self.recording, self._context.encoder
         if self._make_environment is None:
             recording.begin_segment(encoder.encode_task(prompt))
             return
-        self._environment = await self._call(_unparsed, self._make_environment, prompt)
+        self._environment = await self._call(unparsed, self._make_environment, prompt)
         seed = derive(prompt.seed, "environment")
         observation, info = await self._call(as_reset, self._environment.reset, seed)
         recording.set_state(info)
@@ -160,7 +160,3 @@ class EpisodeLoop:
 
     async def _call(self, parse: Callable[[Any], Any], method: Callable[..., Any], *args: Any) -> Any:
         return await call_environment(self._config.environment_timeout, parse, method, *args)
-
-
-def _unparsed(result: Any) -> Any:
-    return result

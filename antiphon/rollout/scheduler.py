@@ -123,7 +123,7 @@ class Scheduler:
         await self._wait(self._ledger.wait_durable(self._step_sequence_number), "commit", "the ledger")
 
     def publish(self, version: PolicyVersion) -> None:
-        """Release the slots of the step, and drop groups that became too old; `admit` goes on.
+        """Release the slots of the step, and drop groups that became too old. The caller fills the slots with `admit`.
 
         Args:
             version: The version that was published, which follows the one before.

@@ -5,10 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from antiphon.core.config import load
+from antiphon.record import safe_files
 from antiphon.record.checkpoint import list_checkpoints
 from antiphon.record.metrics_table import plot_metric, read_metrics_table
 from antiphon.run import build, commands
+from antiphon.run.branch import default_overrides
 from antiphon.run.compose import Source, load_config
+from antiphon.run.config import RunConfig
 from antiphon.run.stepping import RunSession
 
 if TYPE_CHECKING:
@@ -70,6 +74,25 @@ def start_run(
     If the block is left before the last step, the run ends after the step in hand with a checkpoint, and can be resumed.
     """
     return RunSession(build.start_run(load_config(config, **changes), overwrite=overwrite, resume=resume))
+
+
+def branch(run: str | Path, at: int, *, overwrite: bool = False, **changes: Any) -> Result:
+    """Train a new run that begins at a checkpoint of another one, as `antiphon branch` does, and return when it has ended.
+
+    Args:
+        run: Directory of the other run, which is not changed.
+        at: Step of the checkpoint.
+        overwrite: Replace the new run, if there is one of its name.
+        changes: Changes of the other run's configuration, as for `train`, such as `algorithm`. Objects that it was given, such
+            as a reward, are given again. By default the new run lies beside the other one, with `_at_STEP` after its name.
+
+    Raises:
+        ConfigError: The step has no whole checkpoint, a change is one that a branch may not make, or the new run exists.
+        AntiphonError: Another error that ended the run.
+    """
+    recorded = load(safe_files.resolve_file(Path(run), "config.yaml"), model=RunConfig, bases=False)
+    found = load_config(recorded, default_overrides(Path(run), at), **changes)
+    return _result(found.record.directory, found.name, commands.branch(Path(run), at, found, overwrite=overwrite))
 
 
 def sft(config: Source | None = None, *, overwrite: bool = False, **changes: Any) -> Result:

@@ -9,11 +9,12 @@ from antiphon.cluster.base import Cluster
 from antiphon.core.config import dump
 from antiphon.core.deadlines import Deadlines
 from antiphon.record.run_dir import RunDirectory
+from antiphon.record.run_start import RunStart
 from antiphon.rollout.group_hooks import load_group_hooks
 from antiphon.run.components import Components
 from antiphon.run.compose import require_objects
 from antiphon.run.config import RunConfig
-from antiphon.run.config_checks.user_functions import add_declared_needs
+from antiphon.run.config_checks.user_functions import add_declared_needs, check_engine_paths
 from antiphon.run.device_sharing import SharedDevices
 from antiphon.run.launch.context import LaunchContext, open_cluster
 from antiphon.run.launch.graders import start_graders
@@ -44,6 +45,7 @@ async def start_run(config: RunConfig, *, overwrite: bool = False, resume: bool 
     """
     async with AsyncExitStack() as stack:
         config = add_declared_needs(keep_pack_size(config) if resume else config)
+        check_engine_paths(config)
         run_directory = RunDirectory(Path(config.record.directory, config.name))
         require_objects(config, has_model=resume and run_directory.built_model.is_dir())
         tasks = load_tasks(config)  # mistakes in the input are found before anything is started
@@ -51,7 +53,9 @@ async def start_run(config: RunConfig, *, overwrite: bool = False, resume: bool 
         check_installed(config.learner.kind)
         cluster_stack = await stack.enter_async_context(AsyncExitStack())
         cluster, placement = await cluster_stack.enter_async_context(open_cluster(config, run_directory.logs))
-        record = await open_record(config, stack, overwrite=overwrite, resume=resume)
+        start = RunStart(config.record.directory, config.name, overwrite=overwrite, resume=resume)
+        directory = stack.enter_context(start).directory  # as it was before, if the start is refused
+        record = await open_record(config, directory, stack, resume=resume)
         shared = stack.enter_context(shared_directory(config.name, config.weights.directory))
         transfer = TransferContext(shared, config.weights.channel, config.weights.host)
         stack.push_async_exit(cluster_stack.pop_all())  # workers end before the record that they write to
@@ -81,6 +85,7 @@ async def start_run(config: RunConfig, *, overwrite: bool = False, resume: bool 
             )
         )
         stack.push_async_exit(run.stepper.end)
+        start.confirm()
         yield run
 
 

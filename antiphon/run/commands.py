@@ -16,8 +16,10 @@ from antiphon.record.checkpoint import list_checkpoints
 from antiphon.record.live import make_view
 from antiphon.record.run_dir import convert_write_errors
 from antiphon.rollout.evaluation import Evaluation, evaluate
+from antiphon.run.branch import prepare_branch
 from antiphon.run.build import start_run
 from antiphon.run.config import RunConfig
+from antiphon.run.config_checks.user_functions import check_engine_paths
 from antiphon.run.launch.context import LaunchContext, open_cluster
 from antiphon.run.launch.graders import start_graders
 from antiphon.run.launch.model_directory import model_directory
@@ -33,6 +35,12 @@ Main = Callable[[Run], Coroutine[Any, Any, dict[str, Any]]]
 def train(config: RunConfig, *, overwrite: bool = False, resume: bool = False) -> int:
     """Run `antiphon train`; returns the exit code: 1 if the final accuracy is below `evaluation.minimum_accuracy`."""
     return _run_to_exit_code(_run(config, overwrite, Run.train, resume))
+
+
+def branch(source: Path, step: int, config: RunConfig, *, overwrite: bool = False) -> int:
+    """Run `antiphon branch`: lay out a run as `prepare_branch` does, and train it; returns the exit code as `train` does."""
+    prepare_branch(source, step, config, overwrite=overwrite)
+    return train(config, resume=True)
 
 
 def sft(config: RunConfig, *, overwrite: bool = False) -> int:
@@ -100,7 +108,8 @@ async def _run_once(config: RunConfig, overwrite: bool, main: Main, resume: bool
         accuracy = ""
         if after is not None:
             how = f"at temperature {summary['evaluation']['temperature']:g}"
-            accuracy = f"held-out accuracy {before:.3f} before, {after:.3f} after, {how}; "
+            accuracy = "" if before is None else f"{before:.3f} before, "
+            accuracy = f"held-out accuracy {accuracy}{after:.3f} after, {how}; "
         record.view.message(f"{accuracy}{summary['train_seconds']:.0f} s of training; {record.directory.path}")
         if summary["stopped_early"]:
             return INTERRUPTED
@@ -111,6 +120,7 @@ async def _run_once(config: RunConfig, overwrite: bool, main: Main, resume: bool
 
 
 async def _evaluate(model: str, config: RunConfig, samples: int, temperature: float, limit: int) -> dict[str, Any]:
+    check_engine_paths(config)
     prompts = load_held_out(config, "test", limit)
     if not prompts:
         raise DataError("there are no test prompts: give a task its `test`")

@@ -44,17 +44,24 @@ CHANGEABLE = (
 
 def check_same(written: Path, config: RunConfig) -> None:
     """Raise `ConfigError` if a key outside `CHANGEABLE` differs between `config` and the configuration file of a run."""
-    before, now = (dict(flatten(tree)) for tree in (load(written, model=RunConfig).model_dump(), config.model_dump()))
-    for path in sorted(before.keys() | now.keys()):
-        if before.get(path) != now.get(path) and not path.startswith(CHANGEABLE):
+    for path, before, now in list_changes(load(written, model=RunConfig), config):
+        if not path.startswith(CHANGEABLE):
             raise ConfigError(
-                f"was {before.get(path)!r} and is {now.get(path)!r} now: that would be another run. "
-                f"A resume may change {', '.join(CHANGEABLE)}",
+                f"was {before!r} and is {now!r} now: that would be another run, which `antiphon branch` begins at a checkpoint "
+                f"of this one. A resume may change {', '.join(CHANGEABLE)}",
                 key=path,
-                value=now.get(path),
+                value=now,
                 valid=CHANGEABLE,
                 path=str(written),
             )
+
+
+def list_changes(before: RunConfig, now: RunConfig) -> list[tuple[str, Any, Any]]:
+    """Return the dotted keys whose values differ, sorted, each with both values; None stands for a missing one."""
+    old, new = (dict(flatten(config.model_dump())) for config in (before, now))
+    return [
+        (key, old.get(key), new.get(key)) for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)
+    ]
 
 
 def flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -253,7 +253,7 @@ class Run:
                     metrics |= {f"evaluation/{name}": value for name, value in evaluation.measures.items()}
                     metrics |= {"evaluation/accuracy": evaluation.accuracy}
             await self.stepper.after_step(step, self._record(step, config.steps, metrics))
-        return config.steps
+        return max(done, config.steps)  # a resume may ask for fewer than there are
 
     async def _step(
         self, owner: asyncio.TaskGroup, step: int, groups: Sequence[Group], scheduler: Scheduler
@@ -273,7 +273,7 @@ class Run:
             await self._record_samples(step, groups, result.credit)
             await learner.publish()
             cut = self._cut(step, scheduler) if self._checkpoints.is_due(step) else None
-            scheduler.admit()
+            scheduler.admit()  # after the cut: a resume from it draws these prompts again
             if cut is not None:
                 await self._checkpoints.save(owner, learner, cut)
         return metrics | result.metrics

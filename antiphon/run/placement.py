@@ -138,7 +138,7 @@ def _check_devices(config: RunConfig, found: Placement) -> None:
     _check_colocated(config, found)
     placed = zip(config.engine.engine_kinds, found.places.get("engine", ()), strict=False)  # one place is `anywhere`
     for engine, place in placed:
-        if engine.kind in ENGINES.built_in and place and place.gpus and len(place.gpus) != engine.devices_per_engine:
+        if engine.kind in ENGINES.shipped and place and place.gpus and len(place.gpus) != engine.devices_per_engine:
             raise ConfigError(
                 f"{len(place.gpus)} GPUs an engine, and each runs on {engine.devices_per_engine} "
                 f"({', '.join(PARALLEL_SIZES)} in engine.options)",

@@ -4,12 +4,18 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from antiphon.core.errors import ConfigError
+from antiphon.core.rng import derive
+from antiphon.core.types import Prompt
+from antiphon.rollout.environment_call import EnvironmentCallError, call_environment, unparsed
+from antiphon.rollout.episode_loop import EnvironmentFactory
 from antiphon.run.config import RunConfig
 from antiphon.run.launch.context import LaunchContext, open_cluster
+from antiphon.run.launch.environments import make_environments
 from antiphon.run.launch.graders import start_graders
+from antiphon.tasks.base import as_reset, as_step
 from antiphon.tasks.grading.router import RewardRouter
 from antiphon.tasks.mixture import Mixture
-from antiphon.tasks.reward_checks.checks import CheckResult, check_reward
+from antiphon.tasks.reward_checks.checks import GARBAGE, CheckResult, check_reward
 
 
 async def check_rewards_at_start(context: LaunchContext, mixture: Mixture, router: RewardRouter) -> None:
@@ -38,14 +44,44 @@ async def check_tasks(
             yield await check_reward(task, sample, router.score, task.grading or config.grading, attack=attack)
 
 
+async def check_environment(task: str, prompt: Prompt, make: EnvironmentFactory, seconds: float) -> CheckResult:
+    """Make the environment of a task for a prompt, reset it, and take one step with a meaningless action."""
+    began, errors = asyncio.get_running_loop().time(), list[str]()
+    try:
+        environment = await call_environment(seconds, unparsed, make, prompt)
+        try:
+            await call_environment(seconds, as_reset, environment.reset, derive(prompt.seed, "environment"))
+            await call_environment(seconds, as_step, environment.step, GARBAGE)
+        finally:
+            await call_environment(seconds, unparsed, environment.close)
+    except EnvironmentCallError as error:
+        errors.append(f"the environment failed: {error}")
+    return CheckResult(
+        task=task,
+        gradings=0,
+        oracle=None,
+        empty=None,
+        garbage=None,
+        seconds=asyncio.get_running_loop().time() - began,
+        problems=(),
+        errors=tuple(errors),
+    )
+
+
 def check_rewards(config: RunConfig, prompts: int) -> list[CheckResult]:
-    """Run `antiphon check`: try the rewards of all tasks, and attack them."""
+    """Run `antiphon check`: try the rewards of all tasks, and attack them; take a step in each environment."""
 
     async def run() -> list[CheckResult]:
         mixture = Mixture.load(config.tasks, config.seed)
         async with open_cluster(config, None) as (cluster, placement):
             context = LaunchContext(cluster=cluster, config=config, placement=placement)
+            environments = make_environments(context)
+            tried = [
+                await check_environment(name, mixture.sample(name, 1)[0], make, config.rollout.environment_timeout)
+                for name, make in environments.items()
+            ]
             async with start_graders(context) as graders:
-                return [result async for result in check_tasks(config, mixture, graders.router, prompts, attack=True)]
+                checked = check_tasks(config, mixture, graders.router, prompts, attack=True)
+                return [*tried, *[result async for result in checked]]
 
     return asyncio.run(run())

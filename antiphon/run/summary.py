@@ -1,6 +1,6 @@
 """The summary of a run."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,29 +14,35 @@ from antiphon.run.config import EvaluationConfig
 def summarize_accuracy(
     progress: Progress, after: Evaluation | None, settings: EvaluationConfig, test: Sequence[Prompt]
 ) -> dict[str, Any]:
-    """Return accuracies before and after training, and the confidence interval of the gain; None without test prompts."""
-    if not (progress.before and after):
+    """Return accuracies before and after training, and the confidence interval of the gain.
+
+    They are None without test prompts. Those before training, and the gain, are None for a run that branched off another one
+    with other test prompts.
+    """
+    if not after:
         return {"accuracy_before": None, "accuracy_after": None}
-    before, accuracies = np.array(progress.before), after.correct.mean(axis=1)
+    accuracies = after.correct.mean(axis=1)
+    before = np.array(progress.before) if progress.before else None
     return {
-        "accuracy_before": float(before.mean()),
+        "accuracy_before": None if before is None else float(before.mean()),
         "accuracy_after": after.accuracy,
-        "gain_interval": bootstrap_interval(accuracies - before),
-        "test_prompts": len(before),
+        "gain_interval": None if before is None else bootstrap_interval(accuracies - before),
+        "test_prompts": len(accuracies),
         "evaluation": {"samples": settings.samples, "temperature": settings.resolve_temperature(settings.samples)},
-        "tasks": _summarize_tasks(test, before, accuracies),
+        "tasks": _summarize_tasks(test, {"accuracy_before": before, "accuracy_after": accuracies}),
         "measures_before": progress.measures,
         "measures_after": after.measures,
     }
 
 
-def _summarize_tasks(test: Sequence[Prompt], before: np.ndarray, after: np.ndarray) -> dict[str, dict[str, float]]:
-    """Average the accuracies [P] of test prompts over the prompts of each task."""
+def _summarize_tasks(
+    test: Sequence[Prompt], accuracies: Mapping[str, np.ndarray | None]
+) -> dict[str, dict[str, float | None]]:
+    """Average each kind of accuracies [P] of test prompts, if there are any, over the prompts of each task."""
     tasks = np.array([prompt.task for prompt in test])
     return {
         str(task): {
-            "accuracy_before": float(before[tasks == task].mean()),
-            "accuracy_after": float(after[tasks == task].mean()),
+            name: None if each is None else float(each[tasks == task].mean()) for name, each in accuracies.items()
         }
         for task in np.unique(tasks)
     }

@@ -87,6 +87,10 @@ class Renderer:
         """Return the tokens of a text, without special tokens."""
         return self._encode(text, add_special_tokens=False)
 
+    def encode_text(self, text: str) -> IntArray:
+        """Return the tokens of a text that is to be continued, with the special tokens that the tokenizer adds to a text."""
+        return self._encode(text, add_special_tokens=True)
+
     def encode_response(self, text: str) -> IntArray:
         """Return the tokens of a written answer, with the end-of-sequence token."""
         tokens = self._encode(text, add_special_tokens=False)

@@ -46,8 +46,9 @@ class WeightChannel(Protocol):
         engines that start later.
 
         Args:
-            named: Tensors by name; a shared (tied) tensor appears under each of its names. Each is gathered after the one
-                before it was copied, so that only one gathered tensor exists at a time. They may change after this returns.
+            named: Tensors by name, as a model's `named_parameters` yields them: a tied tensor comes once, under the first of
+                its names. Each is gathered after the one before it was copied, so that only one gathered tensor exists at a
+                time. They may change after this returns.
             version: Number of the version.
             adapters: Set if `named` comes from `weights.adapters.flatten_adapters`; receivers then add them to the base.
 
@@ -57,9 +58,11 @@ class WeightChannel(Protocol):
 
     @staticmethod
     def receive(update: WeightsUpdate) -> "Iterator[tuple[str, torch.Tensor]]":
-        """Yield the tensors of an update by name; adapters are yielded merged into their base.
+        """Yield the tensors of an update by name.
 
-        The tensors are views that are valid until the next call.
+        Adapters come merged into the weights of their base model, under the names in its files. A tensor may be a view: it is
+        valid until the receiver reports that it has loaded the update. An engine reports it when `load`, or the `step` that
+        loads, returns.
 
         Raises:
             WeightsError: If any byte differs from what was sent; raised before the first tensor is yielded.

@@ -3,6 +3,7 @@ where it is not."""
 
 import json
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -116,6 +117,42 @@ def test_a_run_is_resumed_with_default_checkpoints(project, steps):
 
 
 @pytest.mark.chaos
+@pytest.mark.parametrize(
+    ("signals", "every", "code"),
+    [
+        ([signal.SIGTERM], 1, -signal.SIGTERM),
+        ([signal.SIGTERM], 0, -signal.SIGTERM),
+        ([signal.SIGINT], 0, 130),
+        ([signal.SIGINT, signal.SIGINT], 1, 130),
+        ([signal.SIGINT, signal.SIGINT], 0, 130),
+    ],
+    ids=["SIGTERM", "SIGTERM without checkpoint", "Ctrl-C without checkpoint", "two", "two without checkpoint"],
+)
+def test_a_run_goes_on_after_a_signal(project, signals, every, code):
+    """With a checkpoint, which one Ctrl-C always leaves; else a resume is refused."""
+    path, run = project.config(steps=100_000, checkpoint={"every": every}), project.folder / "runs" / "run"
+    process = project.start("train", path)
+    assert any(re.match(r"step +3/", line) for line in process.stdout)
+    for number in signals:
+        process.send_signal(number)
+        assert number == signal.SIGTERM or any("stopping after this step" in line for line in process.stdout)
+    process.communicate(timeout=120)
+    assert process.returncode == code
+    found = audit(run)
+    assert not found.violations
+    assert (found.open > 0) == (signals == [signal.SIGTERM])  # nobody marks them
+    steps = project.metrics()[-1]["step"] + 2
+    resumed = project.run("train", path, "--resume", f"steps={steps}")
+    if every or signals == [signal.SIGINT]:
+        assert resumed.returncode == 0, resumed.stderr
+        assert project.summary()["steps"] == steps
+    else:
+        assert resumed.returncode == 2 and "nothing to resume" in resumed.stderr
+        assert project.run("train", path, "--overwrite", "steps=1").returncode == 0
+    assert not audit(run).violations
+
+
+@pytest.mark.chaos
 def test_a_learner_that_gets_no_further_ends_the_run(project):
     (project.folder / "parts.py").write_text(
         "from antiphon.learning.torch_learner import TorchLearner\n\n\n"
@@ -138,10 +175,14 @@ def test_what_cannot_be_resumed_says_so(project):
     assert nothing.returncode == 2 and "there is no run to resume" in nothing.stderr
     both = project.run("train", path, "--resume", "--overwrite")
     assert both.returncode == 2 and "not both" in both.stderr
-    assert project.run("train", path, "steps=1").returncode == 0
+    assert project.run("train", path, "steps=2").returncode == 0
+    fewer = project.run("train", path, "--resume", "steps=1")  # has them already
+    assert fewer.returncode == 0 and project.summary()["steps"] == 2, fewer.stderr
+    checkpoints = project.folder / "runs" / "run" / "checkpoints"
+    assert {each.name for each in checkpoints.iterdir()} == {"step_000000", "step_000002"}
     other = project.run("train", path, "--resume", "rollout.group_size=8")
     assert other.returncode == 2 and "rollout.group_size: was 4 and is 8 now" in other.stderr
     for file in (project.folder / "runs" / "run" / "checkpoints").rglob("state.json"):
         file.unlink()
-    torn = project.run("train", path, "steps=2", "--resume")
-    assert torn.returncode == 2 and "no checkpoint is whole" in torn.stderr and "step_000001/state.json" in torn.stdout
+    torn = project.run("train", path, "steps=3", "--resume")
+    assert torn.returncode == 2 and "no checkpoint is whole" in torn.stderr and "step_000002/state.json" in torn.stdout

@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
 import textwrap
 from importlib.util import find_spec
+from pathlib import Path
 
 import psutil
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from antiphon.core.config import load
 from antiphon.run.config import RunConfig
 from antiphon.simulate.invariants import InvariantChecker
+from tests.conftest import Project
 
 NEEDS_RAY = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is optional: pip install -e '.[ray]'")
 
@@ -57,6 +60,43 @@ def test_what_cannot_begin_leaves_the_run_before_it_alone(project):
     for wrong in ("placement.learner=gpu:70", "engine.kind=server"):
         error_of(project.run("train", project.config(), "--overwrite", wrong))
         assert left.read_text() == "of an earlier run"
+
+
+REFUSED_AFTER_THE_FOLDER = {
+    "reward that raises": ({"tasks.0.reward": "mytask:raises"}, "no such column in my table"),
+    "reward that cannot be imported": ({"tasks.0.reward": "broken:reward"}, "no_such_module"),
+    "model that the mesh cannot divide": ({"learner.mesh": "{data: 1, pipeline: 3}"}, "learner.mesh"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_AFTER_THE_FOLDER)
+def test_a_refused_run_leaves_its_name_free(project, case):
+    (project.folder / "broken.py").write_text("import no_such_module\n")
+    changes, reason = REFUSED_AFTER_THE_FOLDER[case]
+    overrides = [f"{key}={value}" for key, value in changes.items()]
+    for _ in range(2):
+        message = error_of(project.run("train", project.config(), *overrides))
+        assert reason in message and "--overwrite" not in message
+        assert not (project.folder / "runs" / "run").exists()
+
+
+def test_a_refused_command_keeps_the_earlier_run(trained, tmp_path):
+    project = Project(tmp_path, trained.model)
+    run = project.folder / "runs" / "run"
+    shutil.copytree(trained.folder / "runs" / "run", run)
+    (project.folder / "mytask.py").write_text((trained.folder / "mytask.py").read_text())
+    path = project.config(evaluation={}, steps=2, checkpoint={"every": 1, "keep_every": 1})
+    before = {file.relative_to(run): file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    error_of(project.run("train", path, "tasks.0.reward=mytask:raises", "--overwrite"))
+    assert {file.relative_to(run): file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
+    source = (project.folder / "mytask.py").read_text()
+    (project.folder / "mytask.py").write_text("import no_such_module\n")
+    error_of(project.run("train", path, "steps=3", "--resume"))
+    assert (run / "config.yaml").read_bytes() == before[Path("config.yaml")]
+    (project.folder / "mytask.py").write_text(source)
+    done = project.run("train", path, "steps=3", "--resume")
+    assert done.returncode == 0, done.stderr
+    assert project.run("audit", run).returncode == 0
 
 
 def test_what_means_nothing_for_the_engines_or_the_model(project):

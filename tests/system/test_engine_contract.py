@@ -37,7 +37,7 @@ from antiphon.core.types import (
     Sampling,
     WeightsUpdate,
 )
-from antiphon.engines.config import EngineConfig
+from antiphon.engines.config import EngineKind
 from antiphon.engines.remote_engine import RemoteEngine
 from antiphon.engines.server import ServerEngine
 from antiphon.run.launch.engines import ENGINE_WORKER
@@ -55,14 +55,17 @@ EXACT = 1e-4  # most that the log-prob of a token may be off
 
 EXAMPLE = "tests.example_engine:ExampleEngine"
 KINDS = ("native", "vllm", "server", "sglang", "simulated", EXAMPLE)
+MIXTURES = ("native", "vllm", "server", "sglang")  # kinds that run a mixture of experts
 
 
 def pytest_generate_tests(metafunc):
     own = metafunc.config.getoption("--engine")
     if "world" in metafunc.fixturenames:
         metafunc.parametrize("world", [own] if own else KINDS, indirect=True, scope="module")
+    if "ending" in metafunc.fixturenames:
+        metafunc.parametrize("ending", [own] if own else ["native", EXAMPLE], indirect=True)
     if "mixture" in metafunc.fixturenames:
-        metafunc.parametrize("mixture", [] if own else ["native", "vllm", "server", "sglang"], indirect=True)
+        metafunc.parametrize("mixture", MIXTURES, indirect=True)
 
 
 class Processes:
@@ -73,6 +76,7 @@ class Processes:
 
     modes = tuple(OnUpdate)
     shape = (LlamaConfig, {})
+    ends = None  # token ids
     tied = True
     layers = 2
     refuses = {
@@ -105,7 +109,7 @@ class Processes:
                 "num_hidden_layers": self.layers,
                 "num_attention_heads": 2,
             }
-            ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+            ends = {"bos_token_id": None, "eos_token_id": self.ends, "pad_token_id": None}
             shared = {"num_key_value_heads": 1, "tie_word_embeddings": self.tied}
             kind, own = self.shape
             config = kind(vocab_size=VOCABULARY, max_position_embeddings=2048, **shape, **shared, **ends, **own)
@@ -132,7 +136,7 @@ class Processes:
 
     def _start(self):
         self._cluster = LocalCluster(ClusterConfig(), self.folder)
-        config = EngineConfig(kind=self.kind, device="cpu", slots=SLOTS, max_length=2048)
+        config = EngineKind(kind=self.kind, device="cpu", slots=SLOTS, max_length=2048)
         args = (self.kind, str(self.folder / "model"), config, "shared_memory")
         return RemoteEngine(self._cluster.spawn("engine-0", ENGINE_WORKER, *args, python=self.python))
 
@@ -175,7 +179,7 @@ class Server(Processes):
         if self._server is None or not self._server.lives:
             self._server = self._serve()
         options = {"urls": [self._server.url], "flavour": self.flavour}
-        config = EngineConfig(kind="server", slots=SLOTS, options=options)
+        config = EngineKind(kind="server", slots=SLOTS, options=options)
         return ServerEngine(config.server_options, 0, self.folder / "model", config, "shared_memory")
 
     def kill(self, engine) -> None:
@@ -247,6 +251,12 @@ def mixture(request, tmp_path):
     """A world whose model is a mixture of experts."""
     own = {"head_dim": 32, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     yield from made(request, request.param, tmp_path, shape=(Qwen3MoeConfig, own), tied=False)
+
+
+@pytest.fixture
+def ending(request, tmp_path):
+    """A world whose model has several end tokens."""
+    yield from made(request, request.param, tmp_path, ends=list(range(30)))
 
 
 def request(name: str, tokens: int = 20, *, prompt=(5, 3, 9, 4), sampling=MappingProxyType({}), **changes):
@@ -475,6 +485,24 @@ async def test_stops_end_a_request_and_are_part_of_it(world, engine):
         assert told.finish is FinishReason.STOP
         assert told.tokens[-1] < 30 and np.all(told.tokens[:-1] >= 30)
         check(told, len(told.tokens))
+
+
+def test_end_tokens_of_the_model_end_a_request(ending):
+    """They do when the model samples them, whatever the prompt holds; at the limit, too, the reason is the end token."""
+    ends = np.array(ending.ends)
+
+    async def main():
+        async with ending.engine() as engine:
+            asked = request("r", tokens=LONG, prompt=(5, 60, 7))
+            whole = await engine.start(asked).result()
+            check(whole, len(whole.tokens))
+            assert whole.finish is FinishReason.STOP
+            assert np.flatnonzero(np.isin(whole.tokens, ends)).tolist() == [len(whole.tokens) - 1]
+            assert logprob_errors(ending, asked, whole).max() < EXACT
+            limited = await engine.start(request("s", tokens=len(whole.tokens), prompt=(5, 60, 7))).result()
+            assert np.array_equal(limited.tokens, whole.tokens) and limited.finish is FinishReason.STOP
+
+    ending.run(main())
 
 
 @contract

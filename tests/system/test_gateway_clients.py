@@ -7,6 +7,7 @@ import asyncio
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import string
@@ -178,6 +179,61 @@ def test_openai_on_a_served_model(served):
             client.with_options(api_key="wrong").models.list()
 
 
+def test_text_completions_on_a_served_model(served):
+    openai = pytest.importorskip("openai")
+    address, token = served
+    mark = 1 + len(string.printable)  # the token of "<|alphabet|>"
+    asked = {"model": "m", "temperature": 0}
+    with openai.OpenAI(base_url=address, api_key=token, max_retries=0) as client:
+        complete = client.completions.create
+        for prompt in ("x<|alphabet|>", [mark], [[mark]]):
+            (choice,) = complete(**asked, prompt=prompt, max_tokens=5).choices
+            assert (choice.text, choice.finish_reason, choice.logprobs) == ("abcde", "length", None)
+        done = complete(**asked, prompt=["a", "<|alphabet|>", "xy"], n=2, max_tokens=40, stop=["f", "z"], echo=True)
+        assert [choice.index for choice in done.choices] == [*range(6)]
+        assert [choice.text for choice in done.choices[::2]] == ["abcde", "<|alphabet|>abcde", "xy"]
+        assert {choice.finish_reason for choice in done.choices} == {"stop"}
+        assert done.usage.prompt_tokens == 4 and done.usage.total_tokens == 4 + done.usage.completion_tokens
+        assert len(complete(**asked, prompt="<|alphabet|>").choices[0].text) == 16  # OpenAI's default
+        whole = complete(**asked, prompt="<|alphabet|>", max_tokens=3, logprobs=1, top_p=0.5)
+        found = whole.choices[0].logprobs
+        assert found.tokens == ["a", "b", "c"] and found.text_offset == [0, 1, 2]
+        assert len(found.token_logprobs) == 3 and all(-5 < value <= 0 for value in found.token_logprobs)
+
+        more = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": 4}
+        chunks = list(complete(**asked, **more, prompt="q<|alphabet|>", echo=True))
+        assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == "q<|alphabet|>abcd"
+        assert [choice.finish_reason for chunk in chunks for choice in chunk.choices][-1] == "length"
+        assert chunks[-1].usage.completion_tokens == 4 and len(chunks) >= 3
+        texts = {}
+        for chunk in complete(**asked, **more, prompt=["<|alphabet|>", "x<|alphabet|>"], n=2):
+            for choice in chunk.choices:
+                texts[choice.index] = texts.get(choice.index, "") + choice.text
+        assert texts == dict.fromkeys(range(4), "abcd")
+
+        for refused in (
+            {"best_of": 3},
+            {"suffix": "z"},
+            {"logit_bias": {"5": 1}},
+            {"logprobs": 5},
+            {"logprobs": 0, "echo": True},
+            {"presence_penalty": 1.0},
+            {"prompt": []},
+            {"prompt": ""},
+            {"prompt": [mark + 10_000]},
+            {"prompt": [["x"]]},
+            {"n": 1000},
+        ):
+            name = next(iter(refused))
+            with pytest.raises(openai.BadRequestError) as error:
+                complete(**{**asked, "prompt": "a", **refused})
+            assert error.value.type == "invalid_request_error"
+            if refused != {"prompt": [mark + 10_000]}:  # which the engine refuses, as one of tokens
+                assert ("echo" if "echo" in refused else name) in error.value.message
+        with pytest.raises(openai.AuthenticationError):
+            client.with_options(api_key="wrong").completions.create(**asked, prompt="a")
+
+
 def test_anthropic_on_a_served_model(served):
     anthropic = pytest.importorskip("anthropic")
     address, token = served
@@ -332,7 +388,8 @@ def test_run_is_served_from_its_newest_checkpoint(project):
     serve(target, settings, "sesame-1", lambda address: threading.Thread(target=ask, args=(address,)).start())
     assert 1 <= announced[1] <= 4
     url, model, endpoints = announced[0].splitlines()
-    assert url.endswith("/v1") and settings.name in model.split() and "/v1/chat/completions" in endpoints
+    assert url.endswith("/v1") and settings.name in model.split()
+    assert {"/v1/chat/completions", "/v1/completions"} <= {*re.split(r"[ ,]+", endpoints)}
 
 
 def test_what_cannot_be_served_is_said(tmp_path):

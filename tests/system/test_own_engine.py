@@ -1,14 +1,64 @@
-"""A run on an engine that a user wrote, named in the configuration by its import path."""
+"""A run on an engine that a user wrote, named by its import path or by the name that its package registers."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 
 from antiphon.inspect.audit import audit
+from tests.packages import install
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = "tests.example_engine:ExampleEngine"
 
 
 def test_engine_named_by_import_path_trains(project):
-    kind = "tests.example_engine:ExampleEngine"
-    ran = project.run("train", project.config(engine={"kind": kind}, rollout={"async_ratio": 1, "timeout": 120}))
+    ran = project.run("train", project.config(engine={"kind": EXAMPLE}, rollout={"async_ratio": 1, "timeout": 120}))
     assert ran.returncode == 0, ran.stderr
     steps = project.metrics()
     assert len(steps) == 3 and project.summary()["versions"] == 3
     assert abs(steps[0]["learner/mismatch_kl"]) < 1e-6, "its log-probs are the learner's"
     found = audit(project.folder / "runs" / "run")
     assert found.violations == [] and found.balance[0]["trained"] == 3 * 2 * 4
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """A package that registers the engine `plain`, installed from its folder."""
+    code, entry = (ROOT / "tests" / "example_engine.py").read_text(), 'plain = "plain_engine:ExampleEngine"'
+    install(tmp_path, monkeypatch, module="plain_engine", code=code, group="antiphon.engines", entry=entry)
+
+
+@pytest.mark.usefixtures("installed")
+def test_engine_of_an_installed_package_trains_by_its_name(project):
+    ran = project.run("train", project.config(engine={"kind": "plain"}, steps=1))
+    assert ran.returncode == 0, ran.stderr
+    assert abs(project.metrics()[0]["learner/mismatch_kl"]) < 1e-6
+
+
+def test_without_its_package_an_engine_has_no_name(project):
+    shown = project.run("train", project.config(engine={"kind": "plain"}), "--dry-run")
+    assert shown.returncode == 2 and "engine.kind" in shown.stderr and "'plain'" in shown.stderr
+
+
+def run_contract(engine, *options):
+    """Run the documented command on some of the contract's tests, the one that no engine of one's own is asked included."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/system/test_engine_contract.py"]
+    command += ["-k", "all_requests or mixture", "--engine", engine, *options]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+
+
+def test_contract_command_succeeds_for_a_correct_engine():
+    ran = run_contract(EXAMPLE)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "passed" in ran.stdout and "skipped" not in ran.stdout
+
+
+@pytest.mark.parametrize("options", [(), ("--engine-python", sys.executable)])
+@pytest.mark.parametrize("engine", ["no_such_module:Engine", "tests.example_engine:ExampleEngin"])
+def test_contract_command_names_a_missing_engine(engine, options):
+    ran = run_contract(engine, *options)
+    assert ran.returncode == pytest.ExitCode.USAGE_ERROR
+    (line,) = (ran.stdout + ran.stderr).strip().splitlines()
+    assert engine in line and "PYTHONPATH" in line

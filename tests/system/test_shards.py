@@ -206,8 +206,10 @@ def test_killed_worker_trainer_and_rank_are_survived(project):
     )
     done = project.run("train", path)
     assert done.returncode == 0, done.stderr
-    for worker in ("rollout-0", "trainer", "learner-rank-[01]"):
-        assert re.search(f"worker {worker} was killed by SIGKILL", done.stdout), done.stdout
+    for worker in ("rollout-0", "trainer"):
+        assert f"worker {worker} was killed by SIGKILL" in done.stdout, done.stdout
+    # The other rank loses its connection, and sometimes its error is heard of first.
+    assert re.search("worker learner-rank-[01] (was killed by SIGKILL|failed:)", done.stdout), done.stdout
     run = project.folder / "runs" / "run"
     assert audit(run).violations == [] and project.summary()["lineage"] == 2
     assert [file.name[:10] for file in (run / "rollouts").glob(".*")] == [".lineage-0"], "what the worker had begun"

@@ -1,26 +1,9 @@
 """A world of another package: installed from a folder, found by its name, trained in."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
-PYPROJECT = """
-[build-system]
-requires = ["setuptools"]
-build-backend = "setuptools.build_meta"
+from tests.packages import install
 
-[project]
-name = "parity-world"
-version = "1.0"
-
-[project.entry-points."antiphon.environments"]
-parity = "parity_world:Parity"
-
-[tool.setuptools]
-py-modules = ["parity_world"]
-"""
 WORLD = '''
 from antiphon.tasks.environments.base import BaseEnvironment, EnvironmentConfig
 from pydantic import Field
@@ -54,15 +37,9 @@ TASK = {
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """The package, installed by pip from its folder, offline."""
-    pytest.importorskip("setuptools")
-    source, target = tmp_path / "source", tmp_path / "site"
-    source.mkdir()
-    (source / "pyproject.toml").write_text(PYPROJECT)
-    (source / "parity_world.py").write_text(WORLD)
-    options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, "--target", target, source], check=True)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(target), os.environ.get("PYTHONPATH", "")]))
+    """The package, installed from its folder."""
+    entry = 'parity = "parity_world:Parity"'
+    install(tmp_path, monkeypatch, module="parity_world", code=WORLD, group="antiphon.environments", entry=entry)
 
 
 @pytest.mark.usefixtures("installed")

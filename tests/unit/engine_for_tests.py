@@ -3,8 +3,10 @@
 import threading
 from pathlib import Path
 
+import numpy as np
+
 from antiphon.core.errors import RequestError, StateError, WeightsError, WorkerDiedError
-from antiphon.core.types import OnUpdate
+from antiphon.core.types import MIXED_CACHE, OnUpdate, Streams
 from antiphon.engines.deltas import Delta
 
 
@@ -71,6 +73,21 @@ class Unready(Idle):
 
     def add(self, request):
         raise StateError("not ready")
+
+
+class Expertless(Idle):
+    """Samples one token, and does not say which experts computed it."""
+
+    busy = True
+
+    def step(self):
+        self.busy = False
+        arrays = {"tokens": np.zeros(1, np.int32), "logprobs": np.zeros(1), "versions": np.zeros(1, np.int32)}
+        return [Delta(request="r", streams=Streams({MIXED_CACHE: np.zeros(1, np.bool_)}), **arrays)]
+
+
+def open_expertless(model, config, receive):
+    return Expertless()
 
 
 def open_unready(model, config, receive):

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from antiphon.compat.trl.config import read_fields
 from antiphon.compat.trl.mapping import map_fields
-from antiphon.compat.trl.rewards import TrlReward, check_functions
 from antiphon.core.errors import ConfigError
 from antiphon.inspect.export import export
 from antiphon.run.api import Result, train
 from antiphon.run.compose import load_config
+from antiphon.tasks.rewards.trl import TrlReward, check_functions
 
 # Names in TRL's log by those in ours.
 LOGGED = {
@@ -110,7 +110,7 @@ class GRPOTrainer:
             config,
             **self._given_model(),
             prompts=splits,
-            reward=TrlReward(functions, weights, is_chat=self._is_chat),
+            reward=TrlReward(functions, weights),
             **{"tasks.0.prompts.shuffle": bool(self._fields["shuffle_dataset"]), **changes},
         )
         self.state = SimpleNamespace(log_history=[], global_step=0)

@@ -69,7 +69,7 @@ class Pack:
     parents: IntArray  # [S] the piece that each one continues, which comes before it; -1 for a beginning
     owners: IntArray  # [S] index of the sample that has the loss of each piece
     ends: IntArray  # [samples] the last piece of each
-    loss_mask: BoolArray  # [T]
+    loss_mask: BoolArray  # [T] true where the coefficient is not 0
     logprobs: FloatArray  # [T] with which the tokens were sampled: `LossInputs.old_logprobs`
     advantages: FloatArray  # [T]
     coefficients: NDArray[

@@ -8,10 +8,12 @@ from typing import Any, Literal
 import numpy as np
 
 from antiphon.core.types.arrays import FloatArray, IntArray, require_length
+from antiphon.core.types.pickling import quick_to_pickle
 from antiphon.core.types.streams import Streams
 from antiphon.core.types.versions import Sampling
 
 
+@quick_to_pickle
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """A tool call of the policy; the tool's answer refers to it by `id`."""
@@ -21,6 +23,7 @@ class ToolCall:
     id: str = ""
 
 
+@quick_to_pickle
 @dataclass(frozen=True, slots=True)
 class Message:
     """One chat message. An assistant may call tools; a tool answers the call `tool_call_id`."""
@@ -31,6 +34,7 @@ class Message:
     tool_call_id: str = ""
 
 
+@quick_to_pickle
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """A task instance. `id` is stable across resumes; `payload` is opaque to all but its task."""
@@ -44,12 +48,14 @@ class Prompt:
     epoch: int = 0
 
 
+@quick_to_pickle
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
     """A request for one completion.
 
-    `affinity` names what shares a prefix with it, the longest prefix first: its conversation, its group. The engine must
-    hold at least `min_version`. Lower `priority` goes first. `task` may prefer some engines.
+    Lower `priority` goes first. By the other fields the pool chooses an engine, which need not look at them: `affinity` names
+    what shares a prefix with the request, the longest prefix first (its conversation, its group); the engine holds at least
+    `min_version`; `task` may prefer some engines.
     """
 
     id: str
@@ -70,6 +76,7 @@ class FinishReason(StrEnum):
     ABORT = "abort"
 
 
+@quick_to_pickle
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
     """Times at which a piece of work was requested, began and ended, in seconds."""
@@ -79,9 +86,10 @@ class Timing:
     finished: float = 0.0
 
 
+@quick_to_pickle
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """Sampled tokens, with log-probs under the distribution they were drawn from, at its temperature."""
+    """Sampled tokens, with log-probs under log-softmax(logits / temperature), or of the logits at temperature 0."""
 
     tokens: IntArray  # [C]
     logprobs: FloatArray  # [C]

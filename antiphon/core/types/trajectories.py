@@ -8,10 +8,12 @@ from typing import Any, Literal, NamedTuple
 
 from antiphon.core.types.arrays import BoolArray, FloatArray, IntArray, require_length
 from antiphon.core.types.completions import FinishReason, Prompt, Timing
+from antiphon.core.types.pickling import quick_to_pickle
 from antiphon.core.types.streams import Streams
 from antiphon.core.types.versions import PolicyVersion, Sampling
 
 
+@quick_to_pickle
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One completion inside a segment: its span, and the environment's reward for it."""
@@ -27,6 +29,7 @@ class Turn:
     engines: tuple[int, ...] = ()  # that sampled it
 
 
+@quick_to_pickle
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """One linear token sequence.
@@ -62,6 +65,7 @@ class ScoreStatus(StrEnum):
     INFRASTRUCTURE = "infrastructure"  # the machinery around it failed
 
 
+@quick_to_pickle
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
     """A grader's verdict; `value` is None unless the status is scored: a reward is never invented."""
@@ -71,6 +75,7 @@ class Score:
     parts: Mapping[str, float] = field(default_factory=dict)
     turns: tuple[float, ...] = ()
     detail: str = ""
+    raised: bool = False  # the reward raised an error, which `detail` describes
 
     def __post_init__(self) -> None:
         scored = self.status is ScoreStatus.SCORED
@@ -83,9 +88,9 @@ class Score:
         return Score(status=ScoreStatus.SCORED, value=float(value), parts=parts)
 
     @staticmethod
-    def ungraded(detail: str) -> "Score":
+    def ungraded(detail: str, *, raised: bool = False) -> "Score":
         """Return an ungraded score; `detail` says why."""
-        return Score(status=ScoreStatus.UNGRADED, detail=detail)
+        return Score(status=ScoreStatus.UNGRADED, detail=detail, raised=raised)
 
 
 class AttemptStatus(StrEnum):
@@ -128,6 +133,7 @@ class TextStatistics(NamedTuple):
     digest: int | None  # None: too few tokens to tell
 
 
+@quick_to_pickle
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectoryMeta:
     """The part of a trajectory that the scheduler and the ledger see."""
@@ -159,6 +165,7 @@ class PayloadReference:
     digest: int  # see `record.trajectories.digest`
 
 
+@quick_to_pickle
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
     """One attempt's outcome: `meta`, and its segments or a reference to them."""

@@ -4,7 +4,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from antiphon.core.types.pickling import quick_to_pickle
 
+
+@quick_to_pickle
 @dataclass(frozen=True, slots=True, order=True)
 class PolicyVersion:
     """The weights after `n` published updates of a lineage.
@@ -26,6 +29,7 @@ class PolicyVersion:
         return PolicyVersion(self.lineage, self.n + 1)
 
 
+@quick_to_pickle
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """Parameters of token sampling, recorded with every completion; `temperature` 0 is greedy.

@@ -36,12 +36,6 @@ CREATE INDEX by_start ON spans (start, stop);
 """
 
 
-def cache_folder() -> Path:
-    """Return the folder of all indices."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "antiphon" / "dashboard"
-
-
 def index_path(run: Path, cache: Path) -> Path:
     """Return the index file of a run."""
     name = hashlib.sha256(os.fsencode(run.resolve())).hexdigest()[:24]

@@ -26,7 +26,7 @@ from antiphon.core.types import (
     Streams,
     WeightsUpdate,
 )
-from antiphon.engines.config import EngineConfig
+from antiphon.engines.config import EngineKind
 from antiphon.engines.deltas import Delta
 from antiphon.engines.native.attention import KVCache, make_flat_batch
 from antiphon.engines.native.models import eos_ids, max_sequence_length, prepare_model
@@ -62,7 +62,7 @@ class NativeEngine:
     def __init__(
         self,
         model: PreTrainedModel | Path | str,
-        config: EngineConfig,
+        config: EngineKind,
         *,
         receive: Callable[[WeightsUpdate], Iterable[tuple[str, Tensor]]],
         tokenizer: Decoder | None = None,

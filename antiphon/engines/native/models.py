@@ -7,12 +7,12 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from antiphon.core.errors import UnsupportedError
-from antiphon.engines.config import EngineConfig
+from antiphon.engines.config import EngineKind
 from antiphon.engines.native.attention import ATTENTION_NAME
 from antiphon.engines.native.linear import speed_up_linears
 
 
-def prepare_model(model: PreTrainedModel | Path | str, config: EngineConfig) -> Any:
+def prepare_model(model: PreTrainedModel | Path | str, config: EngineKind) -> Any:
     """Return the model on the configured device and dtype, with our attention; load it if a directory is named.
 
     A model that is passed is taken over: its weights, dtype, device and attention are the engine's from then on.
@@ -20,14 +20,7 @@ def prepare_model(model: PreTrainedModel | Path | str, config: EngineConfig) -> 
     Raises:
         UnsupportedError: The engine cannot run the model.
     """
-    dtype = getattr(torch, config.dtype, None)
-    if not isinstance(dtype, torch.dtype):
-        raise UnsupportedError(
-            f"the native engine knows no dtype {config.dtype!r}; valid are float32, bfloat16, float16"
-        )
-    device = config.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device, dtype = resolve_device(config), resolve_dtype(config)
     if not isinstance(model, PreTrainedModel):
         try:
             model = AutoModelForCausalLM.from_pretrained(str(model), dtype=dtype, trust_remote_code=False)
@@ -41,8 +34,32 @@ def prepare_model(model: PreTrainedModel | Path | str, config: EngineConfig) -> 
     return prepared
 
 
+def resolve_device(config: EngineKind) -> torch.device:
+    """Return the device that `engine.device` names: with `auto` the first GPU that this process sees, or else the CPU.
+
+    Raises:
+        UnsupportedError: It is no name of a device.
+    """
+    if config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.device(config.device)
+    except RuntimeError as error:
+        raise UnsupportedError(
+            f"engine.device: {config.device!r} is none; valid are auto, cpu, cuda, cuda:1"
+        ) from error
+
+
+def resolve_dtype(config: EngineKind) -> torch.dtype:
+    """Return the dtype that `engine.dtype` names; raise `UnsupportedError` unless it is floating-point."""
+    dtype = getattr(torch, config.dtype, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise UnsupportedError(f"engine.dtype: there is no {config.dtype!r}; valid are float32, bfloat16, float16")
+    return dtype
+
+
 def max_sequence_length(model: Any, configured: int) -> int:
-    """Most tokens of a sequence: what is `configured`, else what the model was made for."""
+    """Return the most tokens of a sequence: `configured`, or if that is 0, the limit of the model."""
     limit: Any = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if configured or limit is not None:
         return configured or int(limit)
@@ -50,7 +67,7 @@ def max_sequence_length(model: Any, configured: int) -> int:
 
 
 def eos_ids(model: Any) -> list[int]:
-    """The tokens that end every generation of this model."""
+    """Return the end tokens of a model, from the `generation_config.json` of its directory, or else its `config.json`."""
     ends = model.generation_config.eos_token_id
     return [] if ends is None else [int(ends)] if isinstance(ends, int) else [int(end) for end in ends]
 

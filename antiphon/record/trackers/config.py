@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from antiphon.core.config import Config
+from antiphon.core.config import Config, unit
 from antiphon.core.errors import ConfigError, Mistake, ValidatorError
 from antiphon.core.registry import Registry
 
@@ -153,9 +153,9 @@ def _check_names(by_key: Mapping[str, Any]) -> None:
 class SamplesConfig(Config):
     """Tables of sample rollouts that trackers receive."""
 
-    count: int = Field(8, ge=0)
+    count: Annotated[int, unit("rollouts")] = Field(8, ge=0)
     """Rollouts in each table; 0: no tables."""
-    every: int = Field(10, ge=1)
+    every: Annotated[int, unit("steps")] = Field(10, ge=1)
     """Steps between tables; the first step has one."""
-    characters: int = Field(2000, ge=1)
+    characters: Annotated[int, unit("characters")] = Field(2000, ge=1)
     """Longest prompt or completion in a table; the middle of a longer one is left out."""

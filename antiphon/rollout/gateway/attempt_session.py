@@ -129,6 +129,7 @@ class AttemptSession(Session):
     def record(self, prepared: PreparedRequest, request: GenerateRequest, reply: Reply) -> None:
         self._unreadable += not reply.readable
         self._truncated = reply.completion.finish is FinishReason.LENGTH
+        assert prepared.draft is not None  # an attempt completes no texts
         self._recorder.record_reply(prepared.draft, reply.completion, request.sampling, reply.message)
         self._messages = (*prepared.chat.messages, reply.message)
 

@@ -38,6 +38,9 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> IntArray:
         """Return the tokens of plain text."""
 
+    def encode_text(self, text: str) -> IntArray:
+        """Return the tokens of a text that is to be continued."""
+
     def decode(self, tokens: IntArray) -> str:
         """Return the text of these tokens."""
 

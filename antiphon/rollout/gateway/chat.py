@@ -42,9 +42,23 @@ class ChatRequest:
     stream_usage: bool = False
 
 
+TextPrompt = str | tuple[int, ...]  # or its tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest(ChatRequest):
+    """A request for completions of texts, `n` of each. It has no messages."""
+
+    prompts: tuple[TextPrompt, ...]
+    echo: bool = False
+    """Completions begin with their prompts."""
+    texts: tuple[str, ...] = ()
+    """Text of each prompt, once they were tokenized."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """One reply to a chat request."""
+    """One reply to a chat request, or one completion of a text."""
 
     message: Message
     reason: str

@@ -33,16 +33,6 @@ def parse_request(body: Mapping[str, Any]) -> ChatRequest:
         ApiError: A field is missing, invalid or not supported.
     """
     _require_supported(body)
-    n = get_integer(body, "n") or 1
-    if n > MOST_CHOICES:
-        raise ApiError(f"n: {n} is more than {MOST_CHOICES}")
-    requested_sampling = (
-        get_number(body, "temperature", 0, 2)
-        | get_number(body, "top_p", 0, 1)
-        | get_number(body, "seed", -(2**63), 2**63)
-    )
-    requested_sampling |= get_number(body, "top_k", -1, 2**31) | get_number(body, "min_p", 0, 1)
-    requested_sampling |= get_number(body, "presence_penalty", -2, 2) | get_number(body, "frequency_penalty", -2, 2)
     return ChatRequest(
         model=get_field(body, "model", str, ""),
         messages=tuple(
@@ -52,12 +42,38 @@ def parse_request(body: Mapping[str, Any]) -> ChatRequest:
         choice=_choice(body.get("tool_choice")),
         max_tokens=get_integer(body, "max_completion_tokens") or get_integer(body, "max_tokens"),
         stop=parse_strings(body.get("stop"), "stop"),
-        n=n,
-        requested_sampling=requested_sampling,
+        n=get_choices(body),
+        requested_sampling=get_sampling(body),
         logprobs=get_field(body, "logprobs", bool, False),
         stream=get_field(body, "stream", bool, False),
-        stream_usage=get_field(get_field(body, "stream_options", dict, {}), "include_usage", bool, False),
+        stream_usage=get_stream_usage(body),
     )
+
+
+def get_choices(body: Mapping[str, Any]) -> int:
+    """Return the number of replies that are asked for."""
+    n = get_integer(body, "n") or 1
+    if n > MOST_CHOICES:
+        raise ApiError(f"n: {n} is more than {MOST_CHOICES}")
+    return n
+
+
+def get_sampling(body: Mapping[str, Any]) -> dict[str, float]:
+    """Return the settings of sampling that a client sets."""
+    return (
+        get_number(body, "temperature", 0, 2)
+        | get_number(body, "top_p", 0, 1)
+        | get_number(body, "seed", -(2**63), 2**63)
+        | get_number(body, "top_k", -1, 2**31)
+        | get_number(body, "min_p", 0, 1)
+        | get_number(body, "presence_penalty", -2, 2)
+        | get_number(body, "frequency_penalty", -2, 2)
+    )
+
+
+def get_stream_usage(body: Mapping[str, Any]) -> bool:
+    """Return True if a stream is to end with the numbers of tokens."""
+    return get_field(get_field(body, "stream_options", dict, {}), "include_usage", bool, False)
 
 
 def _require_supported(body: Mapping[str, Any]) -> None:
@@ -140,7 +156,7 @@ def completion_response(
         "created": int(time.time()),
         "model": chat.model,
         "choices": choices,
-        "usage": _usage(prompt_tokens, replies),
+        "usage": count_usage(prompt_tokens, replies),
     }
 
 
@@ -175,7 +191,7 @@ class Stream:
                 yield self._chunk({"tool_calls": [{"index": number, **call}]}, index=index)
             yield self._chunk({}, index=index, reason=REASONS[reply.reason])
         if self._chat.stream_usage:
-            yield self._event({"choices": [], "usage": _usage(self._prompt_tokens, replies)})
+            yield self._event({"choices": [], "usage": count_usage(self._prompt_tokens, replies)})
         yield b"data: [DONE]\n\n"
 
     def failed(self, error: ApiError) -> Iterator[bytes]:
@@ -229,6 +245,7 @@ def _logprobs(reply: Reply, token_texts: Any) -> Mapping[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def _usage(prompt_tokens: int, replies: Sequence[Reply]) -> Mapping[str, int]:
+def count_usage(prompt_tokens: int, replies: Sequence[Reply]) -> Mapping[str, int]:
+    """Return the numbers of tokens of an answer."""
     sampled = sum(len(reply.completion.tokens) for reply in replies)
     return {"prompt_tokens": prompt_tokens, "completion_tokens": sampled, "total_tokens": prompt_tokens + sampled}

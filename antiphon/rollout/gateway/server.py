@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 
 from antiphon.rollout.attempt import AttemptInputs
-from antiphon.rollout.gateway import anthropic, openai
+from antiphon.rollout.gateway import anthropic, completions, openai
 from antiphon.rollout.gateway.attempt_session import AttemptSession, CapturedAttempt
 from antiphon.rollout.gateway.chat import ApiError, parse_object
 from antiphon.rollout.gateway.listener import Server, listen
@@ -129,6 +129,7 @@ class Gateway:
     def _endpoints(self) -> list[Route]:
         return [
             Route("/v1/chat/completions", self._completions, methods=["POST"]),
+            Route("/v1/completions", self._text_completions, methods=["POST"]),
             Route("/v1/messages", self._messages, methods=["POST"]),
             Route("/v1/messages/count_tokens", self._count_tokens, methods=["POST"]),
             Route("/v1/models", self._models),
@@ -142,6 +143,9 @@ class Gateway:
 
     async def _completions(self, request: Request) -> Response:
         return await self._answer(request, openai)
+
+    async def _text_completions(self, request: Request) -> Response:
+        return await self._answer(request, completions)
 
     async def _messages(self, request: Request) -> Response:
         return await self._answer(request, anthropic)
@@ -166,7 +170,8 @@ class Gateway:
     async def _answer(self, request: Request, protocol: ModuleType) -> Response:
         try:
             session = self._session(request)
-            prepared = session.prepare(protocol.parse_request(parse_object(await read_body(request))))
+            prepare = session.prepare_completion if protocol is completions else session.prepare
+            prepared = prepare(protocol.parse_request(parse_object(await read_body(request))))
             if prepared.chat.stream:
                 return StreamingResponse(stream_events(session, prepared, protocol), media_type="text/event-stream")
             replies = await answer_unless_disconnected(request, session, prepared)

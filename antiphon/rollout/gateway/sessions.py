@@ -23,7 +23,7 @@ from antiphon.core.types import (
 )
 from antiphon.engines.request_checks import validate_request
 from antiphon.rollout.gateway.capture import ConversationRecorder, PromptDraft
-from antiphon.rollout.gateway.chat import ApiError, ChatRequest, Reply
+from antiphon.rollout.gateway.chat import ApiError, ChatRequest, CompletionRequest, Reply
 from antiphon.rollout.gateway.incremental_detokenizer import IncrementalDetokenizer, cut_at_stop
 from antiphon.rollout.gateway.served_model import ServedModel
 from antiphon.tasks.tool_calls import TOOL_FORMATS, ToolFormat
@@ -39,8 +39,8 @@ class PreparedRequest:
     """A request that was checked, with what the engines need to answer it."""
 
     chat: ChatRequest
-    draft: PromptDraft
-    prompt: IntArray  # [P], the draft's
+    draft: PromptDraft | None  # None for a completion of texts
+    prompt: IntArray  # [P], the draft's; of texts, all of them
     requests: list[GenerateRequest]
     forced: str
     """Text that the reply begins with, which is not sampled."""
@@ -84,12 +84,25 @@ class Session(ABC):
         prompt = draft.tokens
         sampling = self.sampling(chat, self.model.tokens_left(prompt))
         requests = [self.request(prompt, sampling, choice) for choice in range(chat.n)]
+        self._check(requests[:1])  # the others differ in their seeds
+        return PreparedRequest(chat=chat, draft=draft, prompt=prompt, requests=requests, forced=forced)
+
+    def prepare_completion(self, request: CompletionRequest) -> PreparedRequest:
+        """Check a request for completions of texts, and tokenize them.
+
+        Raises:
+            ApiError: If anything is wrong with the request, or the session only records conversations.
+        """
+        message = "completions: texts are not recorded here; an attempt uses chat/completions or messages"
+        raise ApiError(message, code="unsupported_endpoint")
+
+    def _check(self, requests: Sequence[GenerateRequest]) -> None:
+        """Raise `ApiError` for a request that no engine can run."""
         try:
-            for request in requests[:1]:  # the others differ in their seeds
+            for request in requests:
                 validate_request(request, self.model.max_length, _VOCABULARY, decodes=True)
         except RequestError as error:
             raise ApiError(str(error)) from error
-        return PreparedRequest(chat=chat, draft=draft, prompt=prompt, requests=requests, forced=forced)
 
     def count(self, chat: ChatRequest) -> int:
         """Return the number of tokens of the prompt."""
@@ -125,7 +138,7 @@ class Session(ABC):
 
     async def _answer(self, prepared: PreparedRequest, on_text: OnText | None) -> list[Reply]:
         on_delta = None
-        if on_text is not None and prepared.chat.n == 1 and not prepared.chat.tools:
+        if on_text is not None and len(prepared.requests) == 1 and not prepared.chat.tools:
             on_delta = IncrementalDetokenizer(self.model.tokenizer, prepared.chat.stop, on_text)
         completions = await _gather_or_cancel([self.model.generate(request, on_delta) for request in prepared.requests])
         replies = []

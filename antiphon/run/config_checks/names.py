@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 # Engines in workers, and those on servers, which the controller itself connects (`run.launch.engines`).
 ENGINE_KINDS = Registry(
-    "engine", {**ENGINES.built_in, **dict.fromkeys(SERVER_KINDS, "antiphon.engines.server:ServerEngine")}
+    "engine",
+    {**ENGINES.shipped, **dict.fromkeys(SERVER_KINDS, "antiphon.engines.server:ServerEngine")},
+    group=ENGINES.group,
 )
 
 

@@ -1,4 +1,4 @@
-"""Checks of a user's own loss, advantage and stages, when a run starts.
+"""Checks of a user's own loss, advantage, stages and engines, when a run starts.
 
 Reading a configuration imports no code that it names, so what these functions declare (`antiphon.algorithms.declarations`), and
 which options they take, is checked here, before anything is started. `config_checks/algorithms.py` has the checks.
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from antiphon.algorithms.declarations import declaration_of
 from antiphon.algorithms.registry import resolve_advantage, resolve_loss, resolve_streams
 from antiphon.core.errors import ConfigError, ValidatorError
+from antiphon.core.registry import check_import_path
 from antiphon.core.types import STREAMS
 from antiphon.learning.stages import resolve_stages
 from antiphon.run.config_checks.algorithms import (
@@ -18,6 +19,7 @@ from antiphon.run.config_checks.algorithms import (
     check_streams,
     check_teachers,
 )
+from antiphon.run.config_checks.common import iterate_engines
 
 if TYPE_CHECKING:
     from antiphon.run.config import RunConfig
@@ -50,3 +52,15 @@ def add_declared_needs(config: "RunConfig") -> "RunConfig":
     if problems:
         raise ConfigError.from_mistakes(ValidatorError(problems).mistakes)
     return config
+
+
+def check_engine_paths(config: "RunConfig") -> None:
+    """Raise `ConfigError` if an engine's import path leads nowhere; imports nothing, because engines import heavy packages.
+
+    Paths that another interpreter or another node imports are not checked.
+    """
+    if config.cluster.kind != "local":
+        return
+    for at, engine in iterate_engines(config):
+        if ":" in engine.kind and not engine.python:
+            check_import_path(engine.kind, "engine", f"{at}.kind")

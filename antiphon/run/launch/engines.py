@@ -55,6 +55,8 @@ class EngineStarter:
                 needed, and end when they have been idle for so long.
         """
         self._kinds = config.engine_kinds
+        also = (f"engine.also.{number}.kind" for number, kind in enumerate(config.also) for _ in range(kind.replicas))
+        self._keys = [*["engine.kind"] * config.replicas, *also]  # of the names of the kinds
         most = len(self._kinds)
         self._least = config.minimum or most
         self.wanted = self._least if idle_seconds else most
@@ -119,7 +121,8 @@ class EngineStarter:
             return await self._wait_ready(index, ServerEngine(servers, number, self._model, config, self._channel))
         place, colocated = await self._reserve_devices(index)
         async with self.hold_devices() if colocated else nullcontext():
-            args = (config.kind, str(self._model), config.with_sleep_mode if colocated else config, self._channel)
+            settings = config.with_sleep_mode if colocated else config
+            args = (config.kind, str(self._model), settings, self._channel, self._keys[index])
             handle = self._cluster.spawn(next(self._names), ENGINE_WORKER, *args, python=config.python, place=place)
             engine = RemoteEngine(handle, colocated=colocated, device=place.kind if place else "")
             return await self._wait_ready(index, engine)
@@ -137,7 +140,7 @@ class EngineStarter:
             raise ConfigError(
                 f"{self._name}-{index} ({kind}) has a vocabulary of {engine.vocabulary:,} tokens, and the "
                 f"model at {self._model} one of {self._vocabulary:,}: what it samples could not be trained on",
-                key="engine.kind",
+                key=self._keys[index],
                 value=kind,
             )
         return engine

@@ -50,14 +50,11 @@ class RunRecord:
         return PolicyVersion(self.resumption.lineage, self.resumption.state["version"])
 
 
-async def open_record(config: RunConfig, stack: AsyncExitStack, *, overwrite: bool, resume: bool) -> RunRecord:
-    """Create the directory of a run, or open it again to `resume`; `stack` closes what is opened."""
+async def open_record(config: RunConfig, directory: RunDirectory, stack: AsyncExitStack, *, resume: bool) -> RunRecord:
+    """Open the files of a run in its directory, new ones or those of the run to `resume`; `stack` closes them."""
     view = make_view(config.record.live)
     if resume:
-        directory = RunDirectory.resume(config.record.directory, config.name)
         check_same(directory.config, config)
-    else:
-        directory = RunDirectory.create(config.record.directory, config.name, overwrite=overwrite)
     store = LedgerStore(directory.path)
     stack.callback(store.close)
     directory.write_config(dump(config))

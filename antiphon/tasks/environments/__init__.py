@@ -4,9 +4,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from antiphon.core.errors import ConfigError
+from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.core.registry import Registry
 from antiphon.core.types import Prompt
+from antiphon.core.user_errors import describe_error
 from antiphon.tasks.base import Environment
 from antiphon.tasks.environments.base import EnvironmentConfig, parse_options
 
@@ -66,7 +67,7 @@ def environment_factory(name: str, options: Mapping[str, Any]) -> Callable[[Prom
     """Return a function that makes an environment for a prompt; one with a parameter `prompt` is given the prompt.
 
     Raises:
-        ConfigError: The environment does not exist or does not take `options`.
+        ConfigError: The environment does not exist, does not take `options`, or cannot be made.
     """
     found = ENVIRONMENTS.resolve(name)
     signature = inspect.signature(found)
@@ -80,7 +81,13 @@ def environment_factory(name: str, options: Mapping[str, Any]) -> Callable[[Prom
             message = f"environment {name!r} is called with (**options), but {error}"
             raise ConfigError(message, key="environment_options", value=options) from None
     if getattr(found, "inline", False) and not takes_prompt:
-        found(**options)  # so that an error in making one is raised before the run
+        try:
+            found(**options)  # so that an error in making one is raised before the run
+        except AntiphonError:
+            raise
+        except Exception as error:  # named boundary: user code
+            message = f"environment {name!r} cannot be made: {describe_error(error, found)}"
+            raise ConfigError(message, key="environment_options", value=options) from error
 
     def make(prompt: Prompt) -> Environment:
         environment: Environment = found(**options, **({"prompt": prompt} if takes_prompt else {}))

@@ -4,15 +4,17 @@ import asyncio
 import inspect
 import queue
 import threading
-import traceback
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from antiphon.core.types import Prompt
+from antiphon.core.user_errors import describe_error
 from antiphon.core.workers import Worker
+from antiphon.tasks.base import as_reset, as_step
 from antiphon.tasks.environments import environment_factory
 
+PARSERS: Mapping[str, Callable[[Any], Any]] = {"reset": as_reset, "step": as_step}
 Call = tuple[int, str, tuple[Any, ...]]  # number of the call, method, arguments
 
 
@@ -48,9 +50,10 @@ class EnvironmentHost(Worker):
                 try:
                     environment = environment or self._make(prompt)
                     result = getattr(environment, method)(*args)
-                    self._answer(number, True, runner.run(_await(result)) if inspect.isawaitable(result) else result)
+                    result = runner.run(_await(result)) if inspect.isawaitable(result) else result
+                    self._answer(number, True, PARSERS.get(method, lambda returned: returned)(result))
                 except BaseException as error:  # noqa: BLE001 - named boundary: an environment raises anything
-                    self._answer(number, False, "".join(traceback.format_exception_only(error)).strip())
+                    self._answer(number, False, describe_error(error, getattr(environment, method, None)))
 
     def _answer(self, number: int, success: bool, value: Any) -> None:
         with self._emit_lock, suppress(BrokenPipeError):  # the controller is gone

@@ -7,6 +7,7 @@ from typing import Any
 from antiphon.core.errors import SandboxError
 from antiphon.core.processes.own_process import die_with_parent
 from antiphon.core.types import Prompt
+from antiphon.core.user_errors import describe_error
 from antiphon.core.workers import Worker
 from antiphon.tasks.base import Reset, Step
 from antiphon.tasks.environments import GEM_NAMES, environment_factory
@@ -45,7 +46,7 @@ class EnvironmentWorker(Worker):
             if inspect.isawaitable(result):
                 result = self._runner.run(_await(result))
         except Exception as error:  # named boundary: an environment raises anything
-            raise SandboxError(f"it cannot {what}: {type(error).__name__}: {error}") from error
+            raise SandboxError(f"it cannot {what}: {describe_error(error, method)}") from error
         return result
 
 

@@ -340,7 +340,7 @@ class GradingPool:
     def _on_answer(self, worker: WorkerProcess, answer: Graded) -> None:
         grading = worker.batch.popleft()
         score = answer.score
-        if answer.raised:
+        if score.raised:
             self.stats.raised += 1
         elif score.status is ScoreStatus.SCORED:
             self.stats.scored += 1

@@ -16,11 +16,12 @@ from typing import Any, NamedTuple, Protocol, Self
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import AntiphonError, ConfigError, WorkerDiedError
 from antiphon.core.types import Prompt, Score, ScoreStatus
+from antiphon.core.user_errors import describe_error
 from antiphon.tasks.base import FLAG_PREFIX, AsyncReward, Generate, Transcript, UnreachableError, as_score
 from antiphon.tasks.config import GradingConfig, TaskConfig
 from antiphon.tasks.grading.gpus import GpuAssigner
 from antiphon.tasks.grading.pool import GradingPool, GradingStats
-from antiphon.tasks.grading.worker import marked, one_line
+from antiphon.tasks.grading.worker import marked
 from antiphon.tasks.grading.worker_process import RewardSpecs
 from antiphon.tasks.rewards import COMPOSED, build_reward, is_asynchronous, reads_only_text
 from antiphon.tasks.rewards.composed import Composition
@@ -70,7 +71,7 @@ class AsyncGrader:
         except AntiphonError:
             raise
         except Exception as error:  # named boundary: user code; it ends the run with this message
-            raise ConfigError(f"{self._where}: {one_line(error)}", value=self._name) from error
+            raise ConfigError(f"{self._where}: {describe_error(error)}", value=self._name) from error
         return self
 
     async def __aexit__(
@@ -106,7 +107,7 @@ class AsyncGrader:
             self.stats.died += 1
             return Score(status=ScoreStatus.INFRASTRUCTURE, detail=str(error))
         self.stats.raised += 1
-        return Score.ungraded(one_line(error))
+        return Score.ungraded(describe_error(error, self._reward), raised=True)
 
 
 class RewardRouter:

@@ -21,6 +21,7 @@ from antiphon.core.objects import receive_objects
 from antiphon.core.processes.framing import read_frame, write_frame
 from antiphon.core.processes.own_process import die_with_parent
 from antiphon.core.types import Prompt, Score, ScoreStatus
+from antiphon.core.user_errors import describe_error
 from antiphon.tasks.base import GroupReward, Reward, Transcript, as_score
 from antiphon.tasks.reward_checks.reward_hacking_signals import flag_response
 from antiphon.tasks.rewards import build_group_reward, build_reward
@@ -50,10 +51,9 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Graded(msgspec.Struct, frozen=True, tag=True):
-    """The verdict on one item, a transcript or a group; `raised` if the reward did not come to one itself."""
+    """The verdict on one item, a transcript or a group."""
 
     score: Score  # of a group the first that is not scored, if there is one
-    raised: bool = False
     siblings: tuple[Score, ...] = ()  # of a group that was judged
     number: int = -1  # of the item, as the pool gave it
 
@@ -68,7 +68,7 @@ def _send_answer(connection: socket.socket, answer: Answer) -> None:
     if len(content) > LONGEST_ANSWER:
         detail = f"the verdict has {len(content)} bytes, more than {LONGEST_ANSWER}"
         number = getattr(answer, "number", -1)
-        content = _ENCODER.encode(Graded(Score.ungraded(detail), raised=True, number=number))
+        content = _ENCODER.encode(Graded(Score.ungraded(detail, raised=True), number=number))
     write_frame(connection, content)
 
 
@@ -98,7 +98,7 @@ def main(descriptor: int, cores: Sequence[int] = (), gpu: str | None = None) -> 
                     rewards[task, together] = build(name, options)
                 except Exception as error:  # named boundary: user code; the pool ends the run with this message
                     logging.getLogger(__name__).debug("cannot build reward %r", name, exc_info=True)
-                    message = f"task {task!r}, reward {name!r}: {one_line(error)}"
+                    message = f"task {task!r}, reward {name!r}: {describe_error(error)}"
                     _send_answer(connection, Failed(name, message))
                     return
         _send_answer(connection, Ready())
@@ -119,7 +119,7 @@ def _grade(how: Callable[..., Graded], reward: Any, content: bytes) -> Graded:
     try:
         return how(reward, *pickle.loads(content))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - named boundary: user code
-        return Graded(Score.ungraded(one_line(error)), raised=True)
+        return Graded(Score.ungraded(describe_error(error, reward), raised=True))
 
 
 def _alone(reward: Reward, prompt: Prompt, transcript: Transcript) -> Graded:
@@ -145,9 +145,3 @@ def marked(score: Score, prompt: Prompt, transcript: Transcript) -> Score:
     """The score, with what is suspicious about the response among its parts."""
     found = flag_response(prompt, transcript.response)
     return replace(score, parts={**score.parts, **found}) if found else score
-
-
-def one_line(error: BaseException) -> str:
-    """An error in one line."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

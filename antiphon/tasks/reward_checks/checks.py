@@ -34,6 +34,7 @@ class CheckResult:
     garbage: float | None
     seconds: float  # of the slowest grading
     problems: tuple[str, ...]
+    errors: tuple[str, ...] = ()  # of gradings that raised, or of the environment
     attacks: int = 0
     holes: tuple[str, ...] = ()  # causes of successful attacks, each once, and their result
 
@@ -90,6 +91,7 @@ async def check_reward(
         garbage=means["garbage"],
         seconds=slowest,
         problems=tuple(problems),
+        errors=tuple(_describe_errors(every)),
     )
     return await _attack(found, task, prompts, grade, config) if attack and not problems else found
 
@@ -137,6 +139,14 @@ def _lost_gradings(scores: Sequence[Score]) -> list[str]:
     if not _values(scores):
         return [f"nothing could be graded: {scores[0].detail}"]
     return []
+
+
+def _describe_errors(scores: Sequence[Score]) -> list[str]:
+    """Describe the errors that a reward raised, unless it scored nothing at all, which is a problem by itself."""
+    raised = [score for score in scores if score.raised]
+    if not raised or not _values(scores):
+        return []
+    return [f"the reward raised an error in {len(raised)} of {len(scores)} gradings: {raised[0].detail}"]
 
 
 def _order_problems(means: Mapping[str, float | None], task: TaskConfig) -> list[str]:

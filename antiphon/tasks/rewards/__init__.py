@@ -8,6 +8,8 @@ from typing import Any
 from antiphon.core.errors import ConfigError
 from antiphon.core.registry import Registry
 from antiphon.tasks.base import GroupReward
+from antiphon.tasks.rewards.trl import SIGNATURE as TRL_SIGNATURE
+from antiphon.tasks.rewards.trl import TrlReward, check_function, has_trl_signature
 
 REWARDS = Registry(
     "reward",
@@ -53,16 +55,29 @@ def is_asynchronous(name: str) -> bool:
         return name in ASYNCHRONOUS
     found = REWARDS.resolve(name)
     called = found if inspect.isroutine(found) else found.__call__  # of a class, or of an instance
-    return inspect.iscoroutinefunction(called)
+    return inspect.iscoroutinefunction(called) and not has_trl_signature(found)
 
 
 def build_reward(name: str, options: Mapping[str, Any]) -> Any:
     """Build a `Reward` or `AsyncReward`: a class is instantiated with `options`, a function gets them with every call.
 
+    One with TRL's signature, plain or `async`, is adapted.
+
     Raises:
-        ConfigError: The reward does not exist or does not take `options`.
+        ConfigError: The reward does not exist, or does not take its arguments or `options`.
     """
+    found = None if name in REWARDS.built_in else REWARDS.resolve(name)
+    if found is not None and has_trl_signature(found):
+        return _adapt_trl(found, name, options)
     return _build(REWARDS, name, options, "prompt, transcript")
+
+
+def _adapt_trl(found: Any, name: str, options: Mapping[str, Any]) -> TrlReward:
+    """Return the reward that calls a function, or an object of a class, with TRL's signature."""
+    if inspect.isclass(found):
+        found, options = _build(REWARDS, name, options, ""), {}
+    check_function(found, options=options)
+    return TrlReward([found], options=options)
 
 
 def build_group_reward(name: str, options: Mapping[str, Any]) -> GroupReward:
@@ -79,5 +94,6 @@ def _build(registry: Registry, name: str, options: Mapping[str, Any], takes: str
         inspect.signature(found).bind(*arguments, **options)
     except TypeError as error:
         called = ", ".join([*arguments, "**options"])
-        raise ConfigError(f"{registry.kind} {name!r} is called with ({called}), but {error}") from None
+        hint = f"; it can also be {TRL_SIGNATURE}, as TRL's rewards are" if registry is REWARDS else ""
+        raise ConfigError(f"{registry.kind} {name!r} is called with ({called}), but {error}{hint}") from None
     return found(**options) if is_class else functools.partial(found, **options)

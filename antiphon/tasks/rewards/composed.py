@@ -9,8 +9,13 @@ from pydantic import ValidationError
 from antiphon.core.config import Config
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import Prompt, Score, ScoreStatus
+from antiphon.core.user_errors import describe_error
 from antiphon.tasks.base import FLAG_PREFIX, Transcript, as_score
 from antiphon.tasks.rewards import build_reward
+
+
+class PartError(Exception):
+    """A part of a composed reward failed; the message names it, and the place in the user's code."""
 
 
 class Part(Config):
@@ -47,7 +52,7 @@ class Composition:
         for status in (ScoreStatus.INFRASTRUCTURE, ScoreStatus.UNGRADED):
             for name, score in scores.items():
                 if score.status is status:
-                    return Score(status=status, detail=f"{name}: {score.detail}")
+                    return Score(status=status, detail=f"{name}: {score.detail}", raised=score.raised)
         counts = {name: len(score.turns) for name, score in scores.items() if score.turns}
         if len(set(counts.values())) > 1:
             return Score.ungraded(f"parts have paid different numbers of turns: {counts}")
@@ -82,10 +87,18 @@ class Composed:
         }
 
     def __call__(self, prompt: Prompt, transcript: Transcript) -> Score:
-        """Score a trajectory; a part that raises leaves the whole ungraded."""
-        return self._composition.score(
-            {name: as_score(reward(prompt, transcript)) for name, reward in self._rewards.items()}
-        )
+        """Score a trajectory; a part that raises leaves the whole ungraded.
+
+        Raises:
+            PartError: A part raises, or returns what is no score.
+        """
+        scores: dict[str, Score] = {}
+        for name, reward in self._rewards.items():
+            try:
+                scores[name] = as_score(reward(prompt, transcript))
+            except Exception as error:  # named boundary: user code
+                raise PartError(f"{name}: {describe_error(error, reward)}") from error
+        return self._composition.score(scores)
 
 
 def _part(name: str, given: Any) -> Part:

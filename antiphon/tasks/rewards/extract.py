@@ -129,6 +129,11 @@ _HARD_TO_READ = re.compile(  # begins with one class of characters as well
 )
 
 
+_LONG_NUMBER = re.compile(r"\d{200}")
+
+
 def is_hard_to_read(text: str) -> bool:
     """Return True for texts that cost a grader much time: huge numbers, nested brackets, towers of powers."""
+    if "^" not in text and "**" not in text and "!" not in text and sum(map(text.count, "([{")) < 50:
+        return len(text) >= 200 and _LONG_NUMBER.search(text) is not None  # faster, and all that is left
     return _HARD_TO_READ.search(text) is not None

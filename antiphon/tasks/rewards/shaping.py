@@ -18,6 +18,7 @@ Unit = Literal["words", "characters"]
 LONGEST_WORD = 40  # characters; a text without spaces is no single word
 _ACCENTS = re.compile("[\u0300-\u036f\u20d0-\u20ff]")
 _EDGES = re.compile(r"^[^\w+=<>]+|[^\w+=<>]+$|^_+|_+$")
+_ASCII_EDGES = "".join(sign for sign in map(chr, range(128)) if not sign.isalnum() and sign not in "+=<>")
 
 
 def length(
@@ -35,8 +36,12 @@ def length(
         raise ValueError(f"low {low} is above high {high}")
     _check_unit(unit)
     text = visible(transcript.response)
-    words = [word for word in text.split() if any(map(str.isalnum, word))]
-    count = sum(-(-len(word) // LONGEST_WORD) for word in words) if unit == "words" else len(" ".join(text.split()))
+    if unit == "words":
+        words = [word for word in text.split() if word[0].isalnum() or any(map(str.isalnum, word))]
+        longest = max(map(len, words), default=0)
+        count = len(words) if longest <= LONGEST_WORD else sum(-(-len(word) // LONGEST_WORD) for word in words)
+    else:
+        count = len(" ".join(text.split()))
     outside = max(low - count, count - high, 0)
     return Score.of(max(1 - outside / (fade + 1), 0.0), **{unit: float(count)})
 
@@ -54,16 +59,20 @@ def repetition(prompt: Prompt, transcript: Transcript, *, ngram: int = 4, unit: 
     if ngram < 1:
         raise ValueError(f"ngram {ngram} is not a length")
     _check_unit(unit)
-    text = _ACCENTS.sub("", unicodedata.normalize("NFKD", visible(transcript.response)).casefold())
+    text = transcript.response.casefold()
+    if not text.isascii():
+        text = _ACCENTS.sub("", unicodedata.normalize("NFKD", visible(text)).casefold())
     words = text.split()
-    units = list(filter(None, map(_bare_word, words))) if unit == "words" else " ".join(words)
-    found = [tuple(units[start : start + ngram]) for start in range(len(units) - ngram + 1)]
+    units = [bare for word in words if (bare := _bare_word(word))] if unit == "words" else " ".join(words)
+    found = list(zip(*(units[start:] for start in range(ngram)), strict=False))
     return Score.of(len(set(found)) / len(found) - 1 if found else 0.0)
 
 
 def _bare_word(word: str) -> str:
     """Return a word without the signs around it; signs alone, unless they are all punctuation."""
-    bare = _EDGES.sub("", word)
+    bare = word.strip(_ASCII_EDGES)
+    if not bare.isascii():
+        bare = _EDGES.sub("", bare)
     return bare or ("" if all(unicodedata.category(sign).startswith("P") for sign in word) else word)
 
 

@@ -96,6 +96,16 @@ def test_a_dry_run_of_a_local_model_estimates_its_memory(folder):
     assert "Memory for 1,000,000 parameters" in done.stdout
 
 
+@pytest.mark.parametrize("kind", ["my_engin:MyEngine", "my_engine:MyEngin"])
+def test_a_dry_run_finds_a_misspelt_import_path(folder, kind):
+    (folder / "my_engine.py").write_text("raise RuntimeError('imported')\n\n\nclass MyEngine: ...\n")
+    (folder / "config.yaml").write_text(f"{CONFIG}engine:\n  kind: {kind}\n")
+    done = antiphon("train", "config.yaml", "--dry-run", cwd=folder)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("antiphon: config.yaml:10: engine.kind: ") and repr(kind) in done.stderr
+    assert antiphon("train", "config.yaml", "engine.kind=my_engine:MyEngine", "--dry-run", cwd=folder).returncode == 0
+
+
 def test_a_misspelt_key_is_one_message(folder):
     done = antiphon("train", "config.yaml", "rollout.group_sise=4", cwd=folder)
     assert done.returncode == 2

@@ -11,10 +11,10 @@ from antiphon.compat.trl import GRPOConfig, GRPOTrainer
 from antiphon.compat.trl.config import read_fields
 from antiphon.compat.trl.mapping import Sizes, map_fields
 from antiphon.compat.trl.options import MAPPED, NO_EFFECT, REFUSED, render_table
-from antiphon.compat.trl.rewards import TrlReward, check_functions
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import Message, Prompt, ScoreStatus
 from antiphon.tasks.base import Transcript
+from antiphon.tasks.rewards.trl import TrlReward, check_functions
 from tests.raising import raises_with
 
 ROWS = [{"prompt": [{"role": "user", "content": f"{n}+1="}], "solution": str(n + 1)} for n in range(12)]
@@ -163,8 +163,7 @@ def test_plain_prompts_use_no_chat_template(chat_model):
 
 def score(functions, weights, row, text):
     prompt = Prompt(id="1", task="task", messages=(Message("user", "?"),), payload=row)
-    is_chat = not isinstance(row["prompt"], str)
-    reward = TrlReward(functions, weights, is_chat=is_chat)
+    reward = TrlReward(functions, weights)
     return reward(prompt, Transcript([Message("user", "?"), Message("assistant", text)]))
 
 

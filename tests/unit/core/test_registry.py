@@ -1,11 +1,12 @@
 """Names to objects."""
 
 import fractions
+import sys
 
 import pytest
 
 from antiphon.core.errors import ConfigError
-from antiphon.core.registry import Registry, bind_options, import_path
+from antiphon.core.registry import Registry, bind_options, check_import_path, import_path
 from tests.raising import raises_with
 
 NUMBERS = Registry("number", {"fraction": "fractions:Fraction", "broken": "fractions:Frction"})
@@ -42,7 +43,7 @@ def test_a_missing_attribute_names_the_nearest():
 def test_an_error_inside_the_users_module_is_not_hidden(tmp_path, monkeypatch):
     (tmp_path / "users_module.py").write_text("import a_package_that_is_not_there\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="a_package_that_is_not_there"):
+    with raises_with(ConfigError, match="a_package_that_is_not_there", value="users_module:thing"):
         import_path("users_module:thing")
 
 
@@ -51,6 +52,66 @@ def test_an_error_has_the_key_that_it_was_given():
         with pytest.raises(ConfigError) as error:
             NUMBERS.resolve(name, "a.b")
         assert error.value.key == "a.b"
+
+
+MODULES = {
+    "users_module.py": "import os\n\n\nclass Engine:\n    inner = 1\n",
+    "users_package/__init__.py": "raise RuntimeError('imported')\n",
+    "users_package/engine.py": "def open_engine(): ...\n\n\nraise RuntimeError('imported')\n",
+    "users_package/lazy.py": "def __getattr__(name): ...\n",
+    "users_package/all.py": "from users_module import *\n",
+    "users_package/broken.py": "def (:\n",
+    "users_folder/inner/engine.py": "from users_module import Engine as Other\n",
+}
+
+
+@pytest.fixture
+def users_modules(tmp_path, monkeypatch):
+    for name, text in MODULES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("users_modules")
+@pytest.mark.parametrize(
+    ("path", "nearest"),
+    [
+        ("users_modul:Engine", ()),
+        (":Engine", ()),
+        ("users_module:Engin", ("Engine",)),
+        ("users_module:inner", ()),
+        ("users_module.deeper:Engine", ()),
+        ("users_package.engin:open_engine", ()),
+        ("users_package.engine:open_engin", ("open_engine",)),
+        ("users_folder.inner.engine:Engine", ("Other",)),
+        ("fractions:Frction", ("Fraction",)),
+    ],
+)
+def test_import_path_that_leads_nowhere_is_found(path, nearest):
+    with raises_with(ConfigError, key="a.b", value=path) as caught:
+        check_import_path(path, "engine", "a.b")
+    assert not caught.value.suggestions or caught.value.suggestions == nearest
+
+
+@pytest.mark.usefixtures("users_modules")
+@pytest.mark.parametrize(
+    "path",
+    [
+        "users_module:Engine",
+        "users_package.engine:open_engine",
+        "users_package.lazy:anything",
+        "users_package.all:anything",
+        "users_package.broken:anything",
+        "users_folder.inner.engine:Other",
+        "users_folder.inner:engine",
+        "os.path:join",
+        "math:pi",
+    ],
+)
+def test_import_path_is_checked_without_an_import(path):
+    check_import_path(path)
+    assert not [name for name in sys.modules if name.startswith("users_")]
 
 
 def add(first, second, *, third, fourth=4):

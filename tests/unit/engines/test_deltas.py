@@ -89,6 +89,13 @@ def test_request_refused_in_a_step_is_answered_at_once():
     assert delta.request == "r" and isinstance(delta.error, RequestError)
 
 
+def test_engine_that_must_record_experts_and_does_not_ends():
+    kind = "tests.unit.engine_for_tests:open_expertless"
+    worker = EngineWorker(kind, "", EngineConfig(routed_experts=True), "shared_memory")
+    with pytest.raises(UnsupportedError, match=r"engine\.routed_experts"):
+        worker.advance()
+
+
 @pytest.mark.parametrize(
     ("flavour", "told"),
     [

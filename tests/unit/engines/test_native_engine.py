@@ -381,3 +381,5 @@ def test_models_that_it_cannot_run_are_refused() -> None:
         engine_for(dynamic)
     with pytest.raises(UnsupportedError, match="float33"):
         NativeEngine(make_model(), EngineConfig(slots=2, device="cpu", dtype="float33"), receive=lambda update: ())
+    with pytest.raises(UnsupportedError, match=r"engine\.device.*'gpu'"):
+        NativeEngine(make_model(), EngineConfig(slots=2, device="gpu"), receive=lambda update: ())

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -148,6 +149,16 @@ def test_published_weights_are_its_own(model_directories, tmp_path):
     received = {name: tensor.clone() for name, tensor in SharedMemory.receive(update)}
     assert update.version == 3
     assert all(torch.equal(received[name], p) for name, p in learner.model.named_parameters())
+
+
+@pytest.mark.parametrize("kind", ["llama", "tied llama"])
+def test_a_tied_tensor_is_published_once(kind, model_directories, tmp_path):
+    """Under its name in the files, and as `tests/system/test_engine_contract.py` sends it to engines."""
+    update = make_learner(model_directories[kind]).publish(1, TransferContext(tmp_path))
+    sent = [name for name, _ in SharedMemory.receive(update)]
+    with safe_open(model_directories[kind] / "model.safetensors", "pt") as file:
+        assert sorted(sent) == sorted(file.keys())
+    assert ("lm_head.weight" in sent) == (kind == "llama")
 
 
 def updates_of(kinds: str) -> TrainBatch:

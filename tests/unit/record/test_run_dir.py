@@ -37,27 +37,6 @@ def test_an_empty_directory_is_no_run(tmp_path):
         RunDirectory.create(tmp_path, "demo")
 
 
-def test_overwriting_removes_the_old_run_whole(tmp_path):
-    old = RunDirectory.create(tmp_path, "demo")
-    old.write_config("old")
-    (old.checkpoints / "step_1").mkdir()
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "kept").touch()
-    (old.path / "link").symlink_to(outside)
-    new = RunDirectory.create(tmp_path, "demo", overwrite=True)
-    assert sorted(path.name for path in new.path.rglob("*")) == ["checkpoints", "logs"]
-    assert (outside / "kept").exists()
-
-
-def test_what_no_run_wrote_is_never_removed(tmp_path):
-    (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis" / "chapter.txt").touch()
-    with raises_with(ConfigError, path=tmp_path / "thesis"):
-        RunDirectory.create(tmp_path, "thesis", overwrite=True)
-    assert (tmp_path / "thesis" / "chapter.txt").exists()
-
-
 def test_a_kill_before_the_rename_leaves_the_old_file(tmp_path):
     path = tmp_path / "state.json"
     write_json(path, {"step": 1})

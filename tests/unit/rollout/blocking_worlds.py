@@ -43,7 +43,9 @@ class Odd:
             case "die":
                 os._exit(3)
             case "function":
-                return lambda: None
+                return action, 0.5, False, False, {"function": lambda: None}
+            case "text":
+                return "only an observation"
         return action.upper(), 0.5, False, False, {}
 
     def close(self):

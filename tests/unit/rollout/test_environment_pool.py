@@ -68,6 +68,7 @@ def test_what_an_environment_raises_is_raised_to_who_called_it():
             ("p", "raise", "KeyError: 'no such thing'"),
             ("p", "exit", "SystemExit: 3"),
             ("p", "function", "pickle"),
+            ("p", "text", r"TypeError: .*blocking_worlds.py:\d+\)"),
             ("unmade", None, "ValueError: there is no such world"),
         ):
             world = worlds.make(Prompt(id=prompt, task="t", messages=()))

@@ -327,6 +327,47 @@ def test_unrecorded_clients_choose_sampling_and_stream_tokens(renderer):
     assert (first.temperature, first.top_k, first.stop, first.max_tokens) == (0.3, 5, (".2",), 11)
 
 
+def test_texts_are_tokenized_once_and_completed(renderer):
+    async def test(gateway, client, key, engine):
+        gateway.issue_key("sesame")
+        headers = {"authorization": "Bearer sesame"}
+        engine.said += [("one", FinishReason.STOP), ("two.x", FinishReason.STOP), ("three", FinishReason.LENGTH)]
+        tokens = renderer.encode("é<|user|>").tolist()
+        body = {"prompt": ["a", "é<|user|>", "b"], "stop": ".", "echo": True, "seed": 5}
+        texts = await client.post("/v1/completions", json=body, headers=headers)
+        ids = await client.post("/v1/completions", json={"prompt": tokens, "logprobs": 0}, headers=headers)
+        return texts.json(), ids.json(), tokens, engine.log
+
+    texts, ids, tokens, log = serving(renderer, test)
+    assert [(choice["text"], choice["finish_reason"]) for choice in texts["choices"]] == [
+        ("aone", "stop"),
+        ("é<|user|>two", "stop"),
+        ("bthree", "length"),
+    ]
+    assert [request.tokens.tolist() for request, _ in log] == [
+        renderer.encode("a").tolist(),
+        tokens,
+        renderer.encode("b").tolist(),
+        tokens,
+    ]
+    assert len({request.sampling.seed for request, _ in log}) == 4 and log[0][0].sampling.max_tokens == 16
+    assert texts["object"] == ids["object"] == "text_completion"
+    found = ids["choices"][0]["logprobs"]
+    assert found["token_logprobs"] == log[3][1].logprobs.tolist()
+    assert found["tokens"] == ["o", "k", ""] and found["text_offset"] == [0, 1, 2] and found["top_logprobs"] is None
+    assert texts["usage"]["prompt_tokens"] == 2 + len(tokens)
+
+
+def test_an_attempt_completes_no_texts(renderer):
+    async def test(gateway, client, key, engine):
+        answer = await client.post("/v1/completions", json={"prompt": "a"})
+        return answer, gateway.close_attempt(key), engine.log
+
+    answer, captured, log = serving(renderer, test)
+    assert answer.status_code == 400 and answer.json()["error"]["code"] == "unsupported_endpoint"
+    assert captured.counts.turns == 0 and log == []
+
+
 async def post(address, key, body):
     """What a client asks that has a connection of its own; httpx is slow with a thousand."""
     reader, writer = await asyncio.open_connection(*address)

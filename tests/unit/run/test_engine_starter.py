@@ -10,7 +10,7 @@ import pytest
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.core.deadlines import Deadlines
-from antiphon.core.errors import StallError, WorkerDiedError
+from antiphon.core.errors import ConfigError, StallError, WorkerDiedError
 from antiphon.core.types import OnUpdate, WeightsUpdate
 from antiphon.engines.config import EngineConfig
 from antiphon.record.events import Events
@@ -19,6 +19,7 @@ from antiphon.rollout.engine_supervisor import EngineSupply
 from antiphon.rollout.pool import EnginePool
 from antiphon.run.device_assignment import DeviceAssignment
 from antiphon.run.launch.engines import EngineStarter
+from tests.raising import raises_with
 
 DEADLINE = 5.0  # of which engines that do not hang need a moment, once there is what they are forks of
 
@@ -97,6 +98,25 @@ def test_colocated_engine_starts_in_the_engines_turn(folder, lent):
 
     asyncio.run(main())
     assert turns == ([False, True] if lent else [])
+
+
+@pytest.mark.parametrize(("number", "key"), [(0, "engine.kind"), (2, "engine.also.0.kind")])
+def test_engine_that_cannot_be_imported_names_its_key(folder, number, key):
+    """One with an interpreter of its own is imported when it starts, and not before."""
+    good, bad = {"kind": KIND}, {"kind": "tests.unit.engine_for_tests:open_engin"}
+    (folder / "begun").mkdir()  # or the good one would hang
+    first, second = (bad, good) if number == 0 else (good, bad)
+    config = EngineConfig(**first, replicas=2, also=(second,))
+
+    async def main():
+        cluster = LocalCluster(ClusterConfig())
+        try:
+            with raises_with(ConfigError, key=key, value=bad["kind"], suggestions=("open_engine",)):
+                await EngineStarter(cluster, "engine", folder, config).start_first(Deadlines(), 60, print)
+        finally:
+            await cluster.close()
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ from antiphon.core.types import (
     StreamSpec,
 )
 from antiphon.run.config import RunConfig
-from antiphon.run.config_checks.user_functions import add_declared_needs
+from antiphon.run.config_checks.user_functions import add_declared_needs, check_engine_paths
+from tests.raising import raises_with
 
 SURPRISE = StreamSpec("surprise")
 FROM_ENGINE = StreamSpec("drafted", "bool", producer="engine")
@@ -234,3 +235,16 @@ def test_options_are_accepted_and_kept_in_the_configuration():
 def test_options_of_no_stage_are_refused_as_the_file_is_read():
     with pytest.raises(ValueError, match=r"learner\.stage_options\.mine:stage"):
         make_config(learner={"stage_options": {"mine:stage": {"model": "m"}}})
+
+
+@pytest.mark.parametrize("kind", ["tests.exampel_engine:ExampleEngine", "tests.example_engine:ExampelEngine"])
+@pytest.mark.parametrize("key", ["engine.kind", "engine.also.0.kind"])
+def test_engine_that_leads_nowhere_is_refused_before_a_start(kind, key):
+    engine = {"kind": kind} if key == "engine.kind" else {"also": [{"kind": kind}]}
+    with raises_with(ConfigError, key=key, value=kind):
+        check_engine_paths(make_config(engine=engine))
+
+
+def test_engine_of_another_interpreter_is_not_looked_for():
+    check_engine_paths(make_config(engine={"kind": "tests.exampel_engine:Engine", "python": "envs/other/bin/python"}))
+    check_engine_paths(make_config(engine={"kind": "tests.example_engine:ExampleEngine"}))

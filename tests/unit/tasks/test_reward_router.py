@@ -254,7 +254,7 @@ def test_what_goes_wrong_in_them_is_never_a_score() -> None:
         "scored",
     ]
     assert [score.value for score in scores] == [None] * 6 + [1.0]
-    assert scores[1].detail == "LookupError: no such thing" and scores[2].detail == "nobody is there"
+    assert scores[1].detail.startswith("LookupError: no such thing (") and scores[2].detail == "nobody is there"
     assert (stats.timed_out, stats.raised, stats.died, stats.scored) == (1, 4, 1, 1)
 
 
