@@ -6,7 +6,7 @@ from antiphon.dashboard.cards import RunCard
 from antiphon.dashboard.charts import CHARTS
 from antiphon.dashboard.params import Params
 from antiphon.dashboard.site import Site
-from antiphon.dashboard.views.series import AXES, MOST_RUNS, choose_table
+from antiphon.dashboard.views.series import AXES, MOST_RUNS, choose_table, group_seeds
 from antiphon.inspect.settings import compare_settings
 
 MOST_SETTINGS = 300
@@ -17,7 +17,8 @@ class ComparePage:
     """Several runs beside each other.
 
     Attributes:
-        runs: The runs, in the order of their colours.
+        runs: The runs.
+        colors: Number of the colour of each run, the same for seeds that are one band.
         charts: Id, title and sentence of each chart that at least one of them has.
         settings: Settings in which they differ, with the value in each run as JSON; None where it is absent.
         axis: Axis of the charts.
@@ -26,6 +27,7 @@ class ComparePage:
     """
 
     runs: list[RunCard]
+    colors: list[int]
     charts: list[tuple[str, str, str]]
     settings: list[tuple[str, list[str | None]]]
     axis: str
@@ -42,12 +44,15 @@ def query_compare(site: Site, params: Params) -> ComparePage:
         for chart in CHARTS
         if any(choose_table(each, chart).match(name) for each in metrics for name in chart.metrics[:1])
     ]
+    seeds = bool(params.choice("seeds", ("1",)))
     settings = compare_settings([site.folder.find(name) for name in names]) if len(names) > 1 else []
+    groups = list(group_seeds(site, names).values()) if seeds else [[name] for name in names]
     return ComparePage(
         runs=[site.read_card(name) for name in names],
+        colors=[next(number for number, group in enumerate(groups) if name in group) for name in names],
         charts=charts,
         settings=settings[:MOST_SETTINGS],
         axis=params.choice("x", AXES, "step"),
-        seeds=bool(params.choice("seeds", ("1",))),
+        seeds=seeds,
         smooth=params.integer("smooth"),
     )

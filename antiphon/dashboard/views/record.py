@@ -12,6 +12,7 @@ from antiphon.dashboard.cards import RunCard
 from antiphon.dashboard.params import Params
 from antiphon.dashboard.site import Site
 from antiphon.record import checkpoint, safe_files
+from antiphon.record.reader import RunReader
 from antiphon.record.safe_ledger import open_ledger
 
 SMALL = 32 << 20  # bytes of a ledger that is audited at once
@@ -85,6 +86,7 @@ class RecordPage:
         audit: Result of the audit.
         lineages: Its lineages.
         checkpoints: Its checkpoints, the newest first.
+        branch: The checkpoint of another run that it begins at; empty if it begins at its model.
         versions: Number of policy versions whose weights have a digest.
         files: Size of each part of the directory in bytes.
         problem: The reason why the ledger cannot be read.
@@ -94,6 +96,7 @@ class RecordPage:
     audit: AuditResult
     lineages: list[Lineage]
     checkpoints: list[Checkpoint]
+    branch: str
     versions: int
     files: list[tuple[str, int]]
     problem: str
@@ -107,7 +110,7 @@ def query_record(site: Site, params: Params) -> RecordPage:
     ask = bool(params.choice("audit", ("1",))) or (is_small and site.read_card(params.name).state != "running")
     lineages: list[Lineage] = []
     written: dict[str, tuple[int, int]] = {}
-    versions, problem = 0, ""
+    versions, problem, branch = 0, "", ""
     try:
         with closing(open_ledger(run, check_pages=False)) as db, safe_files.convert_read_errors(ledger):
             lineages = _read_lineages(db)
@@ -116,6 +119,8 @@ def query_record(site: Site, params: Params) -> RecordPage:
             )
             written = {name: (lineage, version) for name, lineage, version in rows}
             (versions,) = db.execute("SELECT count(*) FROM versions").fetchone()
+            if (point := RunReader(run, db).find_branch_point()) is not None:
+                branch = f"step {point.step} of {point.run}, version {point.version}"
     except AntiphonError as error:
         problem = str(error)
     return RecordPage(
@@ -123,6 +128,7 @@ def query_record(site: Site, params: Params) -> RecordPage:
         audit=site.audits.read(run, ask=ask) if ledger.exists() else AuditResult(state="unreadable", problem=problem),
         lineages=lineages,
         checkpoints=_list_checkpoints(run, written),
+        branch=branch,
         versions=versions,
         files=_measure(run),
         problem=problem,
