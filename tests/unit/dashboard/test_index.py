@@ -12,6 +12,7 @@ from antiphon.dashboard.index.read_texts import index_texts
 from antiphon.dashboard.index.store import identify, index_path, open_index
 from antiphon.dashboard.index.worker import IndexWorker
 from antiphon.inspect.token_texts import TokenTexts
+from antiphon.record.safe_ledger import open_ledger
 from antiphon.record.timeline import Timeline
 from tests.unit.dashboard.sites import copy_run, make_run, open_dashboard, wait_until_indexed
 
@@ -189,3 +190,14 @@ def test_index_is_private(tmp_path, runs):
     path = index_path(runs / "simulated", tmp_path / "cache")
     assert path.stat().st_mode & 0o077 == 0
     assert path.parent.stat().st_mode & 0o077 == 0
+
+
+def test_reading_a_ledger_leaves_no_file_beside_it(tmp_path, runs):
+    run = copy_run(runs / "simulated", tmp_path / "runs", "run")
+    for path in run.glob("ledger.db-*"):
+        path.unlink()
+    open_ledger(run).close()
+    with open_dashboard(tmp_path / "runs", tmp_path / "cache") as client:
+        wait_until_indexed(client, "run")
+        client.get("/api/timeline/run")
+    assert list(run.glob("ledger.db-*")) == []

@@ -163,6 +163,16 @@ def test_filters_find_what_the_ledger_has(client, runs, params, condition):
 
 
 @pytest.mark.parametrize(
+    ("low", "high", "key"), [("tokens_min", "tokens_max", "tokens"), ("score_min", "score_max", "score")]
+)
+def test_bounds_of_a_filter_belong_to_it(client, low, high, key):
+    rows = [row for row in all_rows(client) if row[key] is not None]
+    value = sorted(row[key] for row in rows)[len(rows) // 2]
+    found = {row["id"] for row in all_rows(client, **{low: value, high: value})}
+    assert found == {row["id"] for row in rows if row[key] == value}
+
+
+@pytest.mark.parametrize(
     ("sort", "key", "reverse"),
     [("best", "score", True), ("worst", "score", False), ("longest", "tokens", True), ("shortest", "tokens", False)],
 )
