@@ -43,7 +43,7 @@ chaos: $(VENV)/.installed-dev  ## 60 kills of real processes at random, and 6 of
 	pytest -q -s --long tests/chaos/test_kills.py tests/chaos/test_nodes.py -k "random or anywhere or rollout_worker or join or two_nodes" --kills 60 --seed $(or $(SEED),0)
 
 vllm: $(VENV)/.installed-dev envs/vllm/.installed  ## what needs vLLM: contract and whole runs, on a CPU, in an environment of its own
-	ANTIPHON_VLLM_PYTHON=$(CURDIR)/envs/vllm/bin/python pytest -q tests/system/test_engine_contract.py tests/system/test_vllm.py
+	ANTIPHON_VLLM_PYTHON=$(CURDIR)/envs/vllm/bin/python pytest -q tests/system/engine_contract tests/system/test_vllm.py
 
 coverage: $(VENV)/.installed-dev  ## of the algorithms by their own tests
 	coverage run --source=antiphon/algorithms -m pytest -q tests/unit/algorithms tests/unit/learning/test_stages.py
