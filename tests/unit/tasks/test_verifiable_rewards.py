@@ -11,6 +11,7 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.types import Message, Prompt, Score, ScoreStatus
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards import build_group_reward, build_reward
+from antiphon.tasks.rewards.composed import PartError
 from antiphon.tasks.rewards.sql import orders
 
 
@@ -386,7 +387,7 @@ def test_a_part_without_a_verdict_leaves_the_whole_without_one(status: str) -> N
     parts = {"shut": part(0.0, weight=0.0), "broken": part(status, gates=["shut"]), "good": part(1.0)}
     score = judge("composed", None, "", parts=parts)
     assert (score.status, score.value, score.detail) == (status, None, "broken: broken")
-    with pytest.raises(LookupError):
+    with pytest.raises(PartError, match=r"raises: LookupError: no such thing .*test_verifiable_rewards.py:"):
         judge("composed", None, "", parts={"raises": part("raise"), "good": part(1.0)})
 
 
