@@ -52,7 +52,7 @@ vendor:  ## install the third-party JavaScript of the dashboard by its lock file
 	rm -r $(JS)/node_modules
 
 vllm: $(VENV)/.installed-dev envs/vllm/.installed  ## what needs vLLM: contract and whole runs, on a CPU, in an environment of its own
-	ANTIPHON_VLLM_PYTHON=$(CURDIR)/envs/vllm/bin/python pytest -q tests/system/test_engine_contract.py tests/system/test_vllm.py
+	ANTIPHON_VLLM_PYTHON=$(CURDIR)/envs/vllm/bin/python pytest -q tests/system/engine_contract tests/system/test_vllm.py
 
 coverage: $(VENV)/.installed-dev  ## of the algorithms by their own tests
 	coverage run --source=antiphon/algorithms -m pytest -q tests/unit/algorithms tests/unit/learning/test_stages.py

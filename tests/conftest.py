@@ -102,12 +102,13 @@ def pytest_addoption(parser):
     parser.addoption(
         "--engine",
         metavar="MODULE:ATTRIBUTE",
-        help="an engine of your own, for tests/system/test_engine_contract.py alone",
+        help="an engine of your own, for tests/system/engine_contract alone",
     )
     parser.addoption("--engine-python", default="", metavar="PATH", help="the interpreter that has its packages")
     parser.addoption(
         "--engine-modes", default="", metavar="keep,…", help="the values of rollout.on_update that it knows"
     )
+    parser.addoption("--engine-options", default="{}", metavar="JSON", help="its engine.options, an object")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -178,6 +179,12 @@ def require_engine(name, python):
 def pytest_configure(config):
     if name := config.getoption("--engine"):
         require_engine(name, config.getoption("--engine-python"))
+    try:
+        options = json.loads(config.getoption("--engine-options"))
+    except ValueError as error:
+        raise pytest.UsageError(f"--engine-options: no JSON: {error}") from error
+    if not isinstance(options, dict):
+        raise pytest.UsageError(f'--engine-options: {options!r} is no JSON object, such as {{"size": 3}}')
     if not hasattr(config, "workerinput"):  # the workers of xdist report to its controller
         config.pluginmanager.register(SkipReasons())
 

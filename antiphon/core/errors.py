@@ -11,7 +11,7 @@ AntiphonError
 ├── NonFiniteError     a gradient is not finite, and such updates are not, or not any longer, to be skipped
 ├── FreshnessError     a group older than the asynchronous ratio allows was about to be trained on (a bug, never data)
 ├── RolloutError       no attempt succeeds any more; carries the last failure
-├── StateError         a transition the admission state machine does not have (a bug, never data)
+├── StateError         a call or an event in a state that does not allow it, such as `sleep` while an engine runs requests
 ├── RecordError        the record of a run cannot be written, or is not one that can be gone on from
 ├── WeightsError       weights that arrived are not the weights that were sent
 ├── SandboxError       a sandbox could not be made, was lost, or could not do what it was asked
@@ -182,9 +182,10 @@ class RolloutError(AntiphonError):
 
 
 class StateError(AntiphonError):
-    """An event arrived in a state that does not allow it.
+    """A call or an event came in a state that does not allow it, such as `EngineCore.sleep` while requests run.
 
-    Cure: none: this is a bug of Antiphon. Report it with the output of `antiphon audit RUN`.
+    Cure: none if it ends a run: callers check the state first, so this is a bug of Antiphon or of an engine of your own. Report
+    it with the output of `antiphon audit RUN`.
     """
 
 
@@ -228,7 +229,7 @@ class UnsupportedError(AntiphonError):
     """
 
     def __init__(self, message: str, *, key: str = "", value: Any = None) -> None:
-        super().__init__(message)
+        super().__init__(message if key in message else f"{key}: {message}")
         self.key, self.value = key, value
 
 

@@ -52,7 +52,7 @@ class EngineCore(Protocol):
         `docs/engines.md` lists the fields of a request that an engine obeys.
 
         Raises:
-            RequestError: The request is invalid, or longer than the engine allows.
+            RequestError: The request is invalid or longer than the engine allows, or its id is in use.
             UnsupportedError: The engine cannot sample as the request asks.
         """
 
@@ -89,11 +89,11 @@ class EngineCore(Protocol):
 
         Raises:
             StateError: Requests are running.
-            UnsupportedError: The engine keeps its device; it cannot share one with the learner.
+            UnsupportedError: The engine keeps its device and goes on; it cannot share one with the learner.
         """
 
     def wake(self) -> None:
-        """Take the device again."""
+        """Take the device again. Does nothing if the engine is awake."""
 
 
 class OpenEngine(Protocol):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import Enum, auto
 from typing import Generic, NamedTuple, TypeVar
 
-from antiphon.core.errors import StateError
+from antiphon.core.errors import RequestError
 from antiphon.core.types import FinishReason, GenerateRequest, OnUpdate, WeightsUpdate
 from antiphon.engines.deltas import Delta
 
@@ -98,9 +98,9 @@ class RequestQueue(Generic[T]):
     # --- requests ------------------------------------------------------------------------------------------------------
 
     def add(self, request: GenerateRequest) -> None:
-        """Queue a request; raise `StateError` if its id is in use."""
+        """Queue a request; raise `RequestError` if its id is in use."""
         if request.id in self:
-            raise StateError(f"request {request.id!r} is already running")
+            raise RequestError(f"request {request.id!r} is already running")
         arrival = next(self._arrivals)
         heapq.heappush(self._heap, (request.priority, arrival, request.id))
         self._queued[request.id] = arrival, request

@@ -102,9 +102,8 @@ class VLLMEngine(EngineCore):
         """Queue a request.
 
         Raises:
-            RequestError: If it is invalid.
+            RequestError: If it is invalid, or its id is in use.
             UnsupportedError: If vLLM would sample differently from what is asked.
-            StateError: If its id is in use.
         """
         validate_request(request, self.max_length, self.vocabulary, decodes=self._tokenizer is not None)
         check_sampling_supported(request.sampling, "the vllm engine", MIN_SERVED_TEMPERATURE)

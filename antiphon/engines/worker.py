@@ -1,7 +1,7 @@
 """The side of an engine that runs in a worker process. `RemoteEngine` is the controller's side.
 
-Deltas travel in bundles: those of finished requests at once, all others every `BUNDLE_SECONDS`, because a message for
-each token would cost more than the token of a small model.
+A message carries the deltas of several requests: those of finished requests at once, all others every `SEND_SECONDS`, because
+a message for each token would cost more than the token of a small model.
 """
 
 import time
@@ -16,7 +16,7 @@ from antiphon.engines.config import EngineKind
 from antiphon.engines.deltas import Delta
 from antiphon.weights.base import CHANNELS
 
-BUNDLE_SECONDS = 0.25
+SEND_SECONDS = 0.25
 
 
 class WeightsLoaded(NamedTuple):
@@ -121,7 +121,7 @@ class EngineWorker(Worker):
 
     def _send_deltas(self) -> None:
         now = time.monotonic()
-        due = now - self._last_sent >= BUNDLE_SECONDS or not self.core.busy
+        due = now - self._last_sent >= SEND_SECONDS or not self.core.busy
         ready = [key for key, deltas in self._unsent.items() if due or deltas[-1].is_last]
         if ready:
             self.emit([Delta.join(self._unsent.pop(key)) for key in ready])

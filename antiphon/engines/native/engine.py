@@ -95,7 +95,7 @@ class NativeEngine:
     # --- requests ------------------------------------------------------------------------------------------------------
 
     def add(self, request: GenerateRequest) -> None:
-        """Queue a request. `RequestError` if it cannot be run here, `StateError` if its id is in use."""
+        """Queue a request. `RequestError` if it cannot be run here, or if its id is in use."""
         validate_request(request, self.max_length, self.vocabulary, decodes=self._tokenizer is not None)
         self._queue.add(request)
 

@@ -220,7 +220,7 @@ def test_what_cannot_be_run_is_refused_with_numbers() -> None:
     with pytest.raises(RequestError, match=r"45 prompt tokens .* up to 6 more, 51 in all; the engine holds 50"):
         host.add("long", prompt(0, 45), max_tokens=6)
     host.add("fits", prompt(0, 45), max_tokens=5)
-    with pytest.raises(StateError, match="'fits'"):
+    with pytest.raises(RequestError, match="'fits'"):
         host.add("fits", prompt(0, 4), max_tokens=5)
     for name, tokens, sampling in (
         ("empty", [], {"max_tokens": 3}),

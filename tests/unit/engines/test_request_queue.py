@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from antiphon.core.errors import StateError
+from antiphon.core.errors import RequestError
 from antiphon.core.types import FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
 from antiphon.engines.deltas import Delta
 from antiphon.engines.request_queue import Continuation, Progress, RequestQueue, choose_continuation
@@ -63,7 +63,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(name=IDS, priority=st.integers(-1, 1))
     def add(self, name: str, priority: int) -> None:
         if name in self.known():
-            with pytest.raises(StateError):
+            with pytest.raises(RequestError):
                 self.queue.add(make_request(name, priority))
             return
         self.queue.add(make_request(name, priority))

@@ -153,7 +153,7 @@ def test_published_weights_are_its_own(model_directories, tmp_path):
 
 @pytest.mark.parametrize("kind", ["llama", "tied llama"])
 def test_a_tied_tensor_is_published_once(kind, model_directories, tmp_path):
-    """Under its name in the files, and as `tests/system/test_engine_contract.py` sends it to engines."""
+    """Under its name in the files, and as `tests/system/engine_contract` sends it to engines."""
     update = make_learner(model_directories[kind]).publish(1, TransferContext(tmp_path))
     sent = [name for name, _ in SharedMemory.receive(update)]
     with safe_open(model_directories[kind] / "model.safetensors", "pt") as file:
