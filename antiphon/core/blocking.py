@@ -4,13 +4,15 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, wait
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar, TypeVarTuple, Unpack, cast
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+LONGEST_WAIT = 0.1  # seconds
 
 
 def run_blocking(main: Coroutine[Any, Any, T]) -> T:
@@ -83,6 +85,9 @@ class LoopThread:
 
 def _wait(future: "Future[T]") -> T:
     try:
+        # A signal that comes just before a wait begins does not end the wait: it is handled after it.
+        while not wait([future], LONGEST_WAIT).done:
+            pass
         return future.result()
     except CancelledError:  # another class than that of coroutines
         raise asyncio.CancelledError from None

@@ -134,7 +134,7 @@ def test_indivisible_layers_are_refused_before_the_start(project):
             "antiphon: learner.mesh.tensor: layers.0.self_attn.o_proj of LlamaForCausalLM has"
         )
         assert "Traceback" not in done.stderr
-    assert {log.stem for log in (project.folder / "runs" / "run" / "logs").iterdir()} == {"layers"}
+    assert not (project.folder / "runs" / "run").exists(), "a start that is refused leaves nothing"
 
 
 def test_the_megatron_learner_is_refused_where_it_cannot_be(project):
