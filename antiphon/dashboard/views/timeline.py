@@ -39,7 +39,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """What one engine or the learner did.
+    """Work of one engine or of the learner over time.
 
     Attributes:
         name: Its name.

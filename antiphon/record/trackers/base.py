@@ -34,7 +34,7 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedRun:
-    """What a tracker learns about the run.
+    """The run that a tracker follows.
 
     Attributes:
         name: Name of the run.
