@@ -82,9 +82,16 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def guarded(folder, tmp_path_factory):
+def dashboard(folder, tmp_path_factory):
     with open_dashboard(folder, tmp_path_factory.mktemp("cache")) as found:
         yield found
+
+
+@pytest.fixture
+def guarded(dashboard):
+    """A client that was let in by nothing but its token: an address with the token leaves a cookie behind."""
+    dashboard.cookies.clear()
+    return dashboard
 
 
 @pytest.mark.parametrize("path", [*PATHS, "/api/runs", "/static/style.css", "/live/simulated", "/svg/chart/simulated"])
