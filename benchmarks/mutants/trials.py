@@ -338,7 +338,7 @@ def _pytest(arguments: Sequence[str], *plugins: object) -> int:
     import pytest
 
     # What is warm cannot be rewritten by pytest, which matters to nobody.
-    calm = ["-q", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    calm = ["-q", "-o", "timeout=0", "-W", "ignore::pytest.PytestAssertRewriteWarning"]  # `Hurried` uses the alarm
     for plugin in ("cacheprovider", "xdist", "randomly"):
         calm += ["-p", f"no:{plugin}"]
     return int(pytest.main([*calm, *arguments], plugins=list(plugins)))
