@@ -59,11 +59,14 @@ def run_bare(target: str, user: str) -> tuple[float, str]:
     """Run a target on the bare machine; return its seconds and what it printed."""
     began = time.perf_counter()
     command = [ROOT / "tools" / "bare.sh", target, user]
-    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
-    print(done.stdout[-3000:])
-    if done.returncode and target != "test":
+    lines = []
+    with subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
+            lines.append(line)
+    if process.returncode and target != "test":
         sys.exit(f"make {target} failed on the bare machine")
-    return time.perf_counter() - began, done.stdout
+    return time.perf_counter() - began, "".join(lines)
 
 
 def list_keys(value: object, key: str) -> Iterator[str]:
