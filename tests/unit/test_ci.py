@@ -3,9 +3,11 @@
 import os
 import subprocess
 import sys
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,3 +61,13 @@ def test_tests_of_boxes_skip_without_bubblewrap(tmp_path):
     )
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout and "not installed on this system: bwrap" in done.stdout
+
+
+def test_pinned_packages_run_on_the_oldest_python():
+    """Debian 12 has Python 3.11.2, so what needs a later 3.11 cannot be installed there."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {line.partition("==")[0].lower() for line in lines}
+    installed = [each for each in distributions() if each.name.lower() in pinned]
+    assert len(installed) > 100
+    needs = {each.name: each.metadata["Requires-Python"] or "" for each in installed}
+    assert not {name: need for name, need in needs.items() if "3.11.2" not in SpecifierSet(need)}
