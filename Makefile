@@ -117,6 +117,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt reasoning-gym || \
+	    echo "reasoning-gym was not installed: its pycosat is compiled, by a C compiler and with Python's headers; its tests are skipped"
 	@touch $@ $(VENV)/.installed
 
 envs/vllm/.installed:

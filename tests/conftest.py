@@ -123,7 +123,9 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """Skip a test that needs commands which this system lacks; pip does not bring them."""
+    """Skip a test that needs what this system lacks and pip does not bring."""
+    if item.get_closest_marker("reasoning_gym"):
+        pytest.importorskip("reasoning_gym", reason="reasoning-gym needs a C compiler to be installed")
     needed = [name for marker in item.iter_markers("commands") for name in marker.args]
     if missing := [name for name in needed if shutil.which(name) is None]:
         pytest.skip(f"not installed on this system: {', '.join(missing)}")

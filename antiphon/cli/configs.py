@@ -117,12 +117,12 @@ def require_models(paths: Iterable[str]) -> None:
 
 def print_run(run: "RunConfig", path: str, overrides: list[str] | None) -> None:
     """Print the resolved configuration of a run as YAML, with derived sizes as comments."""
-    from antiphon.run.config_checks.user_functions import check_engine_paths
+    from antiphon.run.config_checks.user_functions import check_import_paths
     from antiphon.run.launch.model_checks import check_meshes
     from antiphon.run.memory import memory_estimate
     from antiphon.run.model_files import count_parameters
 
-    check_engine_paths(run)
+    check_import_paths(run)
     check_meshes(run, Path(run.model.path))
     print_config(run, path, overrides)
     print_derived(run.derived())

@@ -14,7 +14,7 @@ from antiphon.rollout.group_hooks import load_group_hooks
 from antiphon.run.components import Components
 from antiphon.run.compose import require_objects
 from antiphon.run.config import RunConfig
-from antiphon.run.config_checks.user_functions import add_declared_needs, check_engine_paths
+from antiphon.run.config_checks.user_functions import add_declared_needs, check_import_paths
 from antiphon.run.device_sharing import SharedDevices
 from antiphon.run.launch.context import LaunchContext, open_cluster
 from antiphon.run.launch.graders import start_graders
@@ -45,7 +45,7 @@ async def start_run(config: RunConfig, *, overwrite: bool = False, resume: bool 
     """
     async with AsyncExitStack() as stack:
         config = add_declared_needs(keep_pack_size(config) if resume else config)
-        check_engine_paths(config)
+        check_import_paths(config)
         run_directory = RunDirectory(Path(config.record.directory, config.name))
         require_objects(config, has_model=resume and run_directory.built_model.is_dir())
         tasks = load_tasks(config)  # mistakes in the input are found before anything is started

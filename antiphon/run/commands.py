@@ -19,7 +19,7 @@ from antiphon.rollout.evaluation import Evaluation, evaluate
 from antiphon.run.branch import prepare_branch
 from antiphon.run.build import start_run
 from antiphon.run.config import RunConfig
-from antiphon.run.config_checks.user_functions import check_engine_paths
+from antiphon.run.config_checks.user_functions import check_import_paths
 from antiphon.run.launch.context import LaunchContext, open_cluster
 from antiphon.run.launch.graders import start_graders
 from antiphon.run.launch.model_directory import model_directory
@@ -120,7 +120,7 @@ async def _run_once(config: RunConfig, overwrite: bool, main: Main, resume: bool
 
 
 async def _evaluate(model: str, config: RunConfig, samples: int, temperature: float, limit: int) -> dict[str, Any]:
-    check_engine_paths(config)
+    check_import_paths(config, under="engine")
     prompts = load_held_out(config, "test", limit)
     if not prompts:
         raise DataError("there are no test prompts: give a task its `test`")

@@ -13,6 +13,9 @@ from antiphon.learning.learner import LEARNERS
 from antiphon.learning.stages import STAGES
 from antiphon.rollout.filters import FILTERS
 from antiphon.run.config_checks.common import Problem, check_registered, iterate_engines
+from antiphon.tasks.environments import ENVIRONMENTS
+from antiphon.tasks.prompts import SOURCES
+from antiphon.tasks.rewards import GROUP_REWARDS, REWARDS
 from antiphon.tasks.tool_calls import TOOL_FORMATS
 from antiphon.weights.base import CHANNELS
 
@@ -36,15 +39,31 @@ def check_names(config: "RunConfig") -> Iterator[Problem]:
         if task.name in seen:
             yield f"tasks.{index}.name", f"{task.name!r} is also the name of an earlier task"
         seen.add(task.name)
-    yield from check_registered(ADVANTAGES, config.algorithm.advantage, "algorithm.advantage")
-    yield from check_registered(LOSSES, config.algorithm.loss, "algorithm.loss")
+    for registry, name, key in iterate_names(config):
+        yield from check_registered(registry, name, key)
+
+
+def iterate_names(config: "RunConfig") -> Iterator[tuple[Registry, str, str]]:
+    """Yield each name that a registry resolves, import paths included, between its registry and its dotted key."""
+    yield ADVANTAGES, config.algorithm.advantage, "algorithm.advantage"
+    yield LOSSES, config.algorithm.loss, "algorithm.loss"
     for at, engine in iterate_engines(config):
-        yield from check_registered(ENGINE_KINDS, engine.kind, f"{at}.kind")
-    yield from check_registered(LEARNERS, config.learner.kind, "learner.kind")
-    yield from check_registered(CLUSTERS, config.cluster.kind, "cluster.kind")
-    yield from check_registered(CHANNELS, config.weights.channel, "weights.channel")
+        yield ENGINE_KINDS, engine.kind, f"{at}.kind"
+    yield LEARNERS, config.learner.kind, "learner.kind"
+    yield CLUSTERS, config.cluster.kind, "cluster.kind"
+    yield CHANNELS, config.weights.channel, "weights.channel"
     for index, stage in enumerate(config.learner.stages):
-        yield from check_registered(STAGES, stage, f"learner.stages.{index}")
+        yield STAGES, stage, f"learner.stages.{index}"
     if config.rollout.filter is not None:
-        yield from check_registered(FILTERS, config.rollout.filter, "rollout.filter")
-    yield from check_registered(TOOL_FORMATS, config.rollout.tool_format, "rollout.tool_format")
+        yield FILTERS, config.rollout.filter, "rollout.filter"
+    yield TOOL_FORMATS, config.rollout.tool_format, "rollout.tool_format"
+    for index, task in enumerate(config.tasks):
+        at = f"tasks.{index}"
+        for field in ("prompts", "validation", "test"):
+            if prompts := getattr(task, field):
+                yield SOURCES, prompts.source, f"{at}.{field}.source"
+        yield REWARDS, task.reward, f"{at}.reward"
+        if task.group_reward is not None:
+            yield GROUP_REWARDS, task.group_reward, f"{at}.group_reward"
+        if task.environment:
+            yield ENVIRONMENTS, task.environment, f"{at}.environment"

@@ -3,25 +3,19 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from antiphon.run.config_checks.common import Problem, check_registered
-from antiphon.tasks.config import PromptsConfig, TaskConfig
-from antiphon.tasks.environments import ENVIRONMENTS, max_turns
-from antiphon.tasks.prompts import SOURCES
-from antiphon.tasks.rewards import ASYNCHRONOUS, COMPOSED, GROUP_REWARDS, REWARDS
+from antiphon.run.config_checks.common import Problem
+from antiphon.tasks.config import TaskConfig
+from antiphon.tasks.environments import max_turns
+from antiphon.tasks.rewards import ASYNCHRONOUS, COMPOSED, REWARDS
 
 if TYPE_CHECKING:
     from antiphon.run.config import RunConfig
 
 
 def check_tasks(config: "RunConfig") -> Iterator[Problem]:
-    """Check each task's prompts, reward, judge, environment and agent."""
+    """Check each task's judge, rewards, environment and agent."""
     for index, task in enumerate(config.tasks):
         at = f"tasks.{index}"
-        for field in ("prompts", "validation", "test"):
-            prompts: PromptsConfig | None = getattr(task, field)
-            if prompts:
-                yield from check_registered(SOURCES, prompts.source, f"{at}.{field}.source")
-        yield from check_registered(REWARDS, task.reward, f"{at}.reward")
         if task.judge is not None:
             yield from _check_judge_concurrency(config, task, f"{at}.judge.minimum")
             if task.reward in REWARDS.built_in and task.reward not in ASYNCHRONOUS | COMPOSED:
@@ -36,7 +30,6 @@ def check_tasks(config: "RunConfig") -> Iterator[Problem]:
         yield from _check_group_reward(config, task, at)
         yield from _check_agent(config, task, at)
         if task.environment:
-            yield from check_registered(ENVIRONMENTS, task.environment, f"{at}.environment")
             yield from _check_episode_length(config, task)
         elif task.reward == "environment_return":
             yield f"{at}.reward", "'environment_return' needs a task with an environment"
@@ -83,7 +76,6 @@ def _check_group_reward(config: "RunConfig", task: TaskConfig, at: str) -> Itera
         if task.group_reward_options:
             yield f"{at}.group_reward_options", "is not used: the task has no group_reward"
         return
-    yield from check_registered(GROUP_REWARDS, task.group_reward, f"{at}.group_reward")
     if config.rollout.sampler:
         yield f"{at}.group_reward", "cannot be combined with rollout.sampler, which scores siblings one by one"
     if config.rollout.group_size == 1:

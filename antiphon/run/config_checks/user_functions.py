@@ -1,4 +1,4 @@
-"""Checks of a user's own loss, advantage, stages and engines, when a run starts.
+"""Checks of a user's own functions and classes, when a run starts.
 
 Reading a configuration imports no code that it names, so what these functions declare (`antiphon.algorithms.declarations`), and
 which options they take, is checked here, before anything is started. `config_checks/algorithms.py` has the checks.
@@ -20,6 +20,7 @@ from antiphon.run.config_checks.algorithms import (
     check_teachers,
 )
 from antiphon.run.config_checks.common import iterate_engines
+from antiphon.run.config_checks.names import iterate_names
 
 if TYPE_CHECKING:
     from antiphon.run.config import RunConfig
@@ -54,13 +55,23 @@ def add_declared_needs(config: "RunConfig") -> "RunConfig":
     return config
 
 
-def check_engine_paths(config: "RunConfig") -> None:
-    """Raise `ConfigError` if an engine's import path leads nowhere; imports nothing, because engines import heavy packages.
+def check_import_paths(config: "RunConfig", under: str = "") -> None:
+    """Raise `ConfigError` if an import path leads nowhere; imports nothing, because what it leads to may be heavy.
 
     Paths that another interpreter or another node imports are not checked.
+
+    Args:
+        config: The run's configuration.
+        under: Check only the keys that begin with this.
     """
     if config.cluster.kind != "local":
         return
-    for at, engine in iterate_engines(config):
-        if ":" in engine.kind and not engine.python:
-            check_import_path(engine.kind, "engine", f"{at}.kind")
+    foreign = {f"{at}.kind" for at, engine in iterate_engines(config) if engine.python}
+    named = [(registry.kind, name, key) for registry, name, key in iterate_names(config) if key not in foreign]
+    named += [
+        ("agent", task.agent.function, f"tasks.{i}.agent.function") for i, task in enumerate(config.tasks) if task.agent
+    ]
+    named += [("group sampler", config.rollout.sampler or "", "rollout.sampler")]
+    for kind, name, key in named:
+        if ":" in name and key.startswith(under):
+            check_import_path(name, kind, key)

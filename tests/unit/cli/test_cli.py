@@ -19,7 +19,7 @@ name: demo
 steps: 5
 model: {path: ./no_such_model}
 tasks:
-  - {name: sums, prompts: {source: "task:problems"}, reward: exact_match}
+  - {name: sums, prompts: {source: jsonl, path: problems.jsonl}, reward: exact_match}
 rollout:
   groups_per_step: 4
   sampling: {max_tokens: 16}

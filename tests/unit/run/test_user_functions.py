@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from antiphon.algorithms.declarations import advantage, loss, stage
+from antiphon.core.config import load
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import (
     ATTENTION_RHYTHM,
@@ -20,7 +21,7 @@ from antiphon.core.types import (
     StreamSpec,
 )
 from antiphon.run.config import RunConfig
-from antiphon.run.config_checks.user_functions import add_declared_needs, check_engine_paths
+from antiphon.run.config_checks.user_functions import add_declared_needs, check_import_paths
 from tests.raising import raises_with
 
 SURPRISE = StreamSpec("surprise")
@@ -81,7 +82,7 @@ def stages_with(name, place):
 
 
 def make_config(**sections):
-    task = {"name": "sums", "prompts": {"source": "task:problems"}, "reward": "exact_match"}
+    task = {"name": "sums", "prompts": {"source": "jsonl", "path": "problems.jsonl"}, "reward": "exact_match"}
     rollout = {"groups_per_step": 4, "sampling": {"max_tokens": 16}}
     base = {"name": "own", "steps": 2, "model": {"path": "model"}, "tasks": [task], "rollout": rollout}
     return RunConfig.model_validate(base | sections)
@@ -242,9 +243,35 @@ def test_options_of_no_stage_are_refused_as_the_file_is_read():
 def test_engine_that_leads_nowhere_is_refused_before_a_start(kind, key):
     engine = {"kind": kind} if key == "engine.kind" else {"also": [{"kind": kind}]}
     with raises_with(ConfigError, key=key, value=kind):
-        check_engine_paths(make_config(engine=engine))
+        check_import_paths(make_config(engine=engine))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "algorithm.advantage",
+        "algorithm.loss",
+        "learner.stages.0",
+        "rollout.filter",
+        "rollout.sampler",
+        "tasks.0.agent.function",
+        "tasks.0.environment",
+        "tasks.0.group_reward",
+        "tasks.0.prompts.source",
+        "tasks.0.reward",
+        "tasks.0.test.source",
+    ],
+)
+def test_path_that_leads_nowhere_is_refused_before_a_start(tmp_path, key):
+    file = tmp_path / "run.yaml"
+    file.write_text(make_config().model_dump_json(exclude_defaults=True))
+    where, name = (key.removesuffix(".0"), "[nowhere:f]") if key.endswith(".0") else (key, "nowhere:f")
+    turns = ["rollout.max_turns=4"] if "environment" in key else []
+    config = load(file, [f"{where}={name}", *turns], model=RunConfig)
+    with raises_with(ConfigError, key=key, value="nowhere:f"):
+        check_import_paths(config)
 
 
 def test_engine_of_another_interpreter_is_not_looked_for():
-    check_engine_paths(make_config(engine={"kind": "tests.exampel_engine:Engine", "python": "envs/other/bin/python"}))
-    check_engine_paths(make_config(engine={"kind": "tests.example_engine:ExampleEngine"}))
+    check_import_paths(make_config(engine={"kind": "tests.exampel_engine:Engine", "python": "envs/other/bin/python"}))
+    check_import_paths(make_config(engine={"kind": "tests.example_engine:ExampleEngine"}))

@@ -1,4 +1,4 @@
-"""Environments of other libraries. What is not installed is skipped; reasoning-gym always is."""
+"""Environments of other libraries. What is not installed is skipped."""
 
 import asyncio
 import random
@@ -192,6 +192,7 @@ def test_text_in_gymnasium():
 # --- reasoning-gym --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.reasoning_gym
 def test_a_problem_with_a_second_try():
     make = lambda: ReasoningGym(name="leg_counting", options={"max_animals": 3})  # noqa: E731
     assert success_rate(make, expert, 50) == 1.0
@@ -206,11 +207,13 @@ def test_a_problem_with_a_second_try():
         world.step("4")
 
 
+@pytest.mark.reasoning_gym
 def test_the_last_answer_counts():
     steps = play(ReasoningGym(name="leg_counting", tries=3), 0, lambda world: "no idea")
     assert len(steps) == 3 and steps[-1][1] < 1.0 and steps[-1][4]["success"] is False
 
 
+@pytest.mark.reasoning_gym
 @pytest.mark.parametrize(
     ("options", "key"),
     [

@@ -77,6 +77,7 @@ def test_huggingface_loads_a_local_dataset(tmp_path: Path) -> None:
         load("huggingface", path="json", split="tset", options=options)
 
 
+@pytest.mark.reasoning_gym
 def test_reasoning_gym_splits_share_no_problem() -> None:
     options = {"size": 40, "min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2}
     splits = [
@@ -89,6 +90,7 @@ def test_reasoning_gym_splits_share_no_problem() -> None:
     assert [p.id for p in load("reasoning_gym", path="chain_sum", options=options)] == [p.id for p in splits[0]]
 
 
+@pytest.mark.reasoning_gym
 @pytest.mark.parametrize(
     "path, options, word",
     [
@@ -102,6 +104,7 @@ def test_reasoning_gym_errors(path: str, options: dict[str, Any], word: str) -> 
         load("reasoning_gym", path=path, options=options)
 
 
+@pytest.mark.reasoning_gym
 def test_unknown_split_is_refused() -> None:
     with raises_with(ConfigError, match="'sums'", key="split", value="dev", valid=("train", "validation", "test")):
         load("reasoning_gym", path="chain_sum", split="dev")

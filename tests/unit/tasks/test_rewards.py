@@ -146,6 +146,7 @@ def test_exact_match_by_key_and_case() -> None:
     assert judge("exact_match", {"capital": "Paris"}, "PARIS", answer="capital").value == 0
 
 
+@pytest.mark.reasoning_gym
 def test_reasoning_gym_asks_the_dataset() -> None:
     options = {"size": 5, "min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2}
     config = PromptsConfig(source="reasoning_gym", path="chain_sum", options=options)
