@@ -12,6 +12,7 @@ from typing import Any, get_args, get_type_hints
 
 from antiphon.core.errors import ConfigError, DataError
 from antiphon.core.registry import Registry
+from antiphon.core.user_errors import describe_error
 from antiphon.core.rng import derive
 from antiphon.core.types import Message, Prompt
 from antiphon.tasks.config import PairsConfig, PromptsConfig, ResponsesConfig, TaskConfig
@@ -102,6 +103,10 @@ def _rows(prompts: PromptsConfig, place: _Place) -> Iterator[Any]:
         raise DataError(f"{place.source}: {error}", path=path, row=error.row, column=error.column) from error
     except ConfigError as error:
         raise ConfigError.from_mistakes(replace(each, path=place.source) for each in error.mistakes) from error
+    except Exception as error:  # named boundary: the user's source
+        if prompts.source in SOURCES.shipped:
+            raise
+        raise DataError(f"{place.source}: {describe_error(error, source)}", path=place.path) from error
 
 
 def _make_prompt(row: Any, task: TaskConfig, prompts: PromptsConfig, place: _Place) -> Prompt:

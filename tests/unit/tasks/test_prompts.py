@@ -110,6 +110,13 @@ def test_unknown_split_is_refused() -> None:
         load("reasoning_gym", path="chain_sum", split="dev")
 
 
+def test_a_users_source_that_raises_is_named_with_file_and_line(tmp_path: Any, monkeypatch: Any) -> None:
+    (tmp_path / "broken_source.py").write_text("def rows(split):\n    yield {'prompt': 'p'}\n    raise KeyError('column')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with raises_with(DataError, match=r"KeyError: 'column' \(.*broken_source\.py:3\)"):
+        load("broken_source:rows")
+
+
 def test_a_users_source_may_yield_rows_and_prompts() -> None:
     ready = Prompt(id="mine", task="other", messages=(Message("user", "q"),), payload=(1, 2), seed=9)
     row, prompt = load(OWN, system="Be brief.", options={"rows": [{"prompt": "p"}, ready]})
