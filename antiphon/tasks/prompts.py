@@ -12,9 +12,9 @@ from typing import Any, get_args, get_type_hints
 
 from antiphon.core.errors import ConfigError, DataError
 from antiphon.core.registry import Registry
-from antiphon.core.user_errors import describe_error
 from antiphon.core.rng import derive
 from antiphon.core.types import Message, Prompt
+from antiphon.core.user_errors import describe_error
 from antiphon.tasks.config import PairsConfig, PromptsConfig, ResponsesConfig, TaskConfig
 
 SOURCES = Registry(

@@ -111,7 +111,9 @@ def test_unknown_split_is_refused() -> None:
 
 
 def test_a_users_source_that_raises_is_named_with_file_and_line(tmp_path: Any, monkeypatch: Any) -> None:
-    (tmp_path / "broken_source.py").write_text("def rows(split):\n    yield {'prompt': 'p'}\n    raise KeyError('column')\n")
+    (tmp_path / "broken_source.py").write_text(
+        "def rows(split):\n    yield {'prompt': 'p'}\n    raise KeyError('column')\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     with raises_with(DataError, match=r"KeyError: 'column' \(.*broken_source\.py:3\)"):
         load("broken_source:rows")
