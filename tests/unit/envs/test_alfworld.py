@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from antiphon.core.errors import ConfigError
 from antiphon.core.rng import generator
 from antiphon.tasks.environments import environment_factory
+from antiphon.tasks.environments.base import OptionError
 from antiphon_envs.alfworld.environment import AlfWorld
 from antiphon_envs.alfworld.households import TASK_TYPES, Household, draw_household
 from antiphon_envs.alfworld.kinds import HOLDS, LAMP, kind_of
 from antiphon_envs.alfworld.state import HouseholdState
-from antiphon.tasks.environments.base import OptionError
-from tests.raising import raises_with
 from benchmarks._alfworld_games import digest_commands
+from tests.raising import raises_with
 from tests.unit.tasks.worlds import check_option_error
 
 TRANSCRIPTS = json.loads(Path(__file__).with_name("alfworld_transcripts.json").read_text())

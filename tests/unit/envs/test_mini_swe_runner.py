@@ -1,4 +1,4 @@
-"""The process of Mini-SWE's tests, without a sandbox around it: a package that is imported there looks for the tests' secrets."""
+"""The process of Mini-SWE's tests, without a sandbox around it: a package that is imported there looks for their secrets."""
 
 import random
 import subprocess

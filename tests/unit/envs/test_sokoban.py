@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon_envs.sokoban.environment import Sokoban
 from antiphon.tasks.environments.base import OptionError
+from antiphon_envs.sokoban.environment import Sokoban
 from tests.raising import raises_with
 from tests.unit.tasks.worlds import at_random, check_contract, check_option_error, expert, play, success_rate
 

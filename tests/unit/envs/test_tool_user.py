@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.core.errors import ConfigError
 from antiphon.core.types import ToolCall
 from antiphon.tasks.environments import environment_factory, required_options
 from antiphon_envs.tool_user.cases import KINDS, draw_case

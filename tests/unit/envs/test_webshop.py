@@ -9,7 +9,6 @@ pytest.importorskip("bm25s")
 pytest.importorskip("rapidfuzz")
 
 from antiphon.core.errors import ConfigError
-from antiphon.core.types import Prompt
 from antiphon.tasks.environments import environment_factory
 from antiphon_envs.webshop.catalogue import Goal, Product
 from antiphon_envs.webshop.catalogues import CATALOGUES, load_catalogue
@@ -126,7 +125,9 @@ def test_the_reward(case):
 
 def test_the_reward_of_a_goal_without_options():
     goal = Goal(product=WANTED, attributes=("waterproof",), options={}, price_upper=10.0)
-    assert score_purchase(goal, WANTED, GREEN_8, nouns).value == 1 / 2  # options that nobody asked for count for nothing
+    assert (
+        score_purchase(goal, WANTED, GREEN_8, nouns).value == 1 / 2
+    )  # options that nobody asked for count for nothing
 
 
 def test_shades_differ_where_the_colour_is_not_known():
