@@ -32,6 +32,7 @@ chroot "$bare" chown --recursive "$name:" "$place"
 
 export bare place name target
 unshare --mount --pid --fork bash -euc '
+    mount --bind "$bare" "$bare"  # a root that is a mount, as on every machine: namespaces need one
     mount -t proc proc "$bare/proc"
     mount --rbind /dev "$bare/dev"
     mount -t tmpfs -o mode=1777 tmpfs "$bare/dev/shm"

@@ -273,6 +273,8 @@ def guard(tell: int, work: str, paths: Iterable[str]) -> None:
     subprocess._fork_exec = sys.modules["_posixsubprocess"].fork_exec = None  # type: ignore[attr-defined]
     # A handler would be given the frames of the hook, and with them all that it knows.
     signal.signal = sys.modules["_signal"].signal = None  # type: ignore[attr-defined, assignment]
+    for name in sys.builtin_module_names:  # to make some, such as Debian's _pickle, others are imported
+        __import__(name)
     importer = sys.modules["_imp"]
     creating = creates(importer.create_builtin)
     next(creating)

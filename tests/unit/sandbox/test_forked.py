@@ -6,6 +6,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -236,7 +237,7 @@ def test_closing_ends_what_runs(own):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_no_process_outlives_the_client(level, tmp_path):
+def test_no_process_outlives_the_client(level):
     script = f"""
         import threading, time
         from antiphon.sandbox.base import Level, Limits
@@ -250,9 +251,11 @@ def test_no_process_outlives_the_client(level, tmp_path):
         time.sleep(600)
     """
     command = [sys.executable, "-c", textwrap.dedent(script)]
-    environment = {"TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    tmp_path.chmod(0o711)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as asking:
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))  # no user but this one may enter pytest's
+        folder.chmod(0o711)
+        environment = {"TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+        asking = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment))
         try:
             zygote, worker = map(int, asking.stdout.readline().split())
             until(lambda: children(worker) and children(children(worker)[0]))
@@ -260,9 +263,9 @@ def test_no_process_outlives_the_client(level, tmp_path):
             assert len(programs) == 2
         finally:
             asking.kill()
-    until(lambda: all(gone(pid) for pid in [zygote, worker, *programs]))
-    assert list(tmp_path.iterdir()) == []
-    assert list(Path("/sys/fs/cgroup").glob(f"**/antiphon-{zygote}")) == []
+        until(lambda: all(gone(pid) for pid in [zygote, worker, *programs]))
+        assert list(folder.iterdir()) == []
+        assert list(Path("/sys/fs/cgroup").glob(f"**/antiphon-{zygote}")) == []
 
 
 def test_threads_come_and_go_with_the_sandbox_still_there(own):

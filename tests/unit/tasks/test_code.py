@@ -6,14 +6,20 @@ import json
 import pytest
 
 from antiphon.core.types import Message, Prompt, ScoreStatus
+from antiphon.sandbox.base import Level
+from antiphon.sandbox.isolation import levels
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.code.reward import Code, code_of
+
+LEVEL = levels.probe().level or 0  # the highest of this machine
+SANDBOX = {"minimum_level": int(LEVEL)}
+pytestmark = pytest.mark.skipif(LEVEL < Level.CONFINED, reason=f"this machine has sandbox level {int(LEVEL)}")
 
 
 @pytest.fixture(scope="module")
 def judge():
     rewards = {
-        partial: Code(partial_credit=partial, case_seconds=0.5, sandbox={"packages": ["pytest"]})
+        partial: Code(partial_credit=partial, case_seconds=0.5, sandbox={"packages": ["pytest"], **SANDBOX})
         for partial in (False, True)
     }
 
@@ -371,7 +377,7 @@ def test_what_cannot_be_tested_is_no_verdict(judge):
 
 
 def test_a_lost_sandbox_is_no_verdict():
-    reward = Code()
+    reward = Code(sandbox=SANDBOX)
     reward.close()
     prompt = Prompt(id="p", task="t", messages=(), payload={"tests": ["assert f() == 1"]})
     score = reward(prompt, Transcript([Message("assistant", "f = lambda: 1")]))
@@ -380,5 +386,5 @@ def test_a_lost_sandbox_is_no_verdict():
 
 def test_tests_for_pytest_need_pytest():
     prompt = Prompt(id="p", task="t", messages=(), payload={"pytest": "def test(): pass"})
-    with contextlib.closing(Code()) as reward, pytest.raises(ValueError, match="packages: \\[pytest\\]"):
+    with contextlib.closing(Code(sandbox=SANDBOX)) as reward, pytest.raises(ValueError, match="packages: \\[pytest\\]"):
         reward(prompt, Transcript([Message("assistant", "x = 1")]))

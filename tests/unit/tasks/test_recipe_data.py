@@ -78,6 +78,7 @@ def test_the_tiny_model_follows_its_seed_and_reads_characters(tmp_path: Path) ->
     assert renderer.decode(tokens) == "37+45=12,8:82"
 
 
+@pytest.mark.reasoning_gym
 def test_chat_problems_have_two_turns_and_disjoint_splits() -> None:
     splits = [list(chat_task.problems(split, size=60)) for split in ("train", "validation", "test")]
     questions = [{row["prompt"][-1]["content"] for row in rows} for rows in splits]
