@@ -145,7 +145,8 @@ class RunConfig(Config):
         """Return the numbers that follow from the configuration, such as the samples of a step."""
         rollout = self.rollout
         samples = rollout.groups_per_step * rollout.group_size
-        longest = rollout.max_turns * rollout.sampling.max_tokens
+        own = (task.sampling.max_tokens or rollout.sampling.max_tokens for task in self.tasks if not task.route)
+        longest = rollout.max_turns * max(own, default=0)
         updates = self.learner.updates
         ranks = {"learner ranks": self.learner.mesh.world} if self.learner.mesh.world > 1 else {}
         ranks |= {f"{role} ranks": self.counts[role] * mesh.world for role, mesh in self.meshes.roles.items()}

@@ -37,10 +37,11 @@ async def check_rewards_at_start(context: LaunchContext, mixture: Mixture, route
 async def check_tasks(
     config: RunConfig, mixture: Mixture, router: RewardRouter, prompts: int, *, attack: bool = False
 ) -> AsyncIterator[CheckResult]:
-    """Check the reward of each task on a number of prompts, but for tasks with environments or agents."""
+    """Check the reward of each task on a number of its prompts, but for tasks with environments or agents."""
     for task in config.tasks:
-        if prompts and not task.environment and not task.agent:
-            sample = mixture.sample(task.name, prompts)
+        if task.environment or task.agent or not prompts:
+            continue
+        if sample := mixture.sample(task.name, prompts):  # there is none if no row names the task
             yield await check_reward(task, sample, router.score, task.grading or config.grading, attack=attack)
 
 
@@ -77,8 +78,9 @@ def check_rewards(config: RunConfig, prompts: int) -> list[CheckResult]:
             context = LaunchContext(cluster=cluster, config=config, placement=placement)
             environments = make_environments(context)
             tried = [
-                await check_environment(name, mixture.sample(name, 1)[0], make, config.rollout.environment_timeout)
+                await check_environment(name, prompt, make, config.rollout.environment_timeout)
                 for name, make in environments.items()
+                for prompt in mixture.sample(name, 1)
             ]
             async with start_graders(context) as graders:
                 checked = check_tasks(config, mixture, graders.router, prompts, attack=True)

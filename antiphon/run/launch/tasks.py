@@ -48,7 +48,7 @@ def load_held_out(config: RunConfig, split: str, limit: int) -> list[Prompt]:
         prompt
         for task in config.tasks
         if (source := getattr(task, split)) is not None
-        for prompt in load_prompts(task, source, config.seed)
+        for prompt in load_prompts(task, source, config.seed, config.tasks)
     ]
     return prompts[:limit] if limit else prompts
 
