@@ -192,6 +192,19 @@ class TaskSamplingConfig(Config):
         return replace(sampling, **self.changes)
 
 
+class TaskEvaluationConfig(Config):
+    """Evaluation on the `test` prompts of one task."""
+
+    samples: Annotated[int, unit("completions")] | None = Field(None, gt=0)
+    """Completions a prompt; null is `evaluation.samples`."""
+    sampling: TaskSamplingConfig = TaskSamplingConfig()
+    """How these are sampled, where it differs from the task's `sampling` and from `evaluation.temperature`."""
+    success_at: float = 1.0
+    """Least score of a success. Accuracy is the share of completions that are a success; one without a score is none."""
+    success_part: str = ""
+    """Part of the score that is compared with `success_at`, such as `success` of an environment; empty is the score itself."""
+
+
 class TaskConfig(Config):
     """One task of the mixture."""
 
@@ -206,8 +219,11 @@ class TaskConfig(Config):
     """Prompts for tuning and early stopping; never trained on."""
     test: PromptsConfig | None = None
     """Prompts for the reported accuracy only."""
-    weight: Annotated[float, unit("share of the sum of all weights")] = Field(1.0, gt=0.0)
-    """Share of the mixture, relative to the other tasks."""
+    evaluation: TaskEvaluationConfig = TaskEvaluationConfig()
+    """Number and sampling of the completions of `test` prompts, and what a success is."""
+    weight: Annotated[float, unit("share of the sum of all weights")] = Field(1.0, ge=0.0)
+    """Share of the mixture, relative to the other tasks. 0 trains on nothing of the task: it is only evaluated, on its `test`
+    prompts."""
     system: str | None = None
     """System message before each prompt."""
     sampling: TaskSamplingConfig = TaskSamplingConfig()

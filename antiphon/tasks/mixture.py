@@ -57,15 +57,16 @@ class Mixture:
 
     @classmethod
     def load(cls, tasks: Sequence[TaskConfig], seed: int) -> "Mixture":
-        """Load the training prompts of those `tasks` that have some; raises what `load_prompts` raises."""
+        """Load the training prompts of those `tasks` that have some and a weight; raises what `load_prompts` raises."""
+        trained = [task for task in tasks if task.weight]
         loaded = [
             MixtureTask(
                 name=task.name,
-                prompts=load_prompts(task, task.prompts, seed, tasks),
+                prompts=load_prompts(task, task.prompts, seed, trained),
                 weight=task.weight,
                 shuffle=task.prompts.shuffle,
             )
-            for task in tasks
+            for task in trained
             if task.prompts is not None
         ]
         return cls(loaded, seed)

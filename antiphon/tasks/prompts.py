@@ -144,7 +144,7 @@ def _route(row: Any, place: _Place, routes: Mapping[str, TaskConfig]) -> TaskCon
         raise place.error(_missing_column("route", place.column, list(payload)))
     name = payload[place.column]
     if not isinstance(name, str) or name not in routes:
-        message = f"names {name!r}, which is no task: {_did_you_mean(str(name), list(routes))}"
+        message = f"names {name!r}: {_did_you_mean(str(name), list(routes))}"
         raise place.error(f"{message}a row can name {', '.join(routes) or 'none'}")
     return routes[name]
 

@@ -130,10 +130,10 @@ async def settle(result):
     [
         (
             {"kind": "lak"},
-            "row 3, column 'kind': names 'lak', which is no task: did you mean 'lake'? a row can name letters, first",
+            "row 3, column 'kind': names 'lak': did you mean 'lake'? a row can name letters, first",
         ),
-        ({"kind": "mixed"}, "row 3, column 'kind': names 'mixed', which is no task: a row can name letters, first"),
-        ({"kind": ["lake"]}, "row 3, column 'kind': names ['lake'], which is no task"),
+        ({"kind": "mixed"}, "row 3, column 'kind': names 'mixed': a row can name letters, first"),
+        ({"kind": ["lake"]}, "row 3, column 'kind': names ['lake']: did you mean 'lake'? a row can name letters"),
     ],
 )
 def test_a_row_that_names_no_task_is_refused_before_the_run(project, change, said):

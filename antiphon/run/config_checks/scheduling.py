@@ -17,7 +17,8 @@ def check_sampling(config: "RunConfig") -> Iterator[Problem]:
     """Check that the learner can reproduce the sampling distribution, of the run and of each task."""
     yield from _check_distribution(config.rollout.sampling, "rollout.sampling")
     for index, task in enumerate(config.tasks):
-        yield from _check_distribution(task.sampling, f"tasks.{index}.sampling")
+        if task.weight:
+            yield from _check_distribution(task.sampling, f"tasks.{index}.sampling")
         if config.rollout.sampler and task.sampling.changes:
             yield f"tasks.{index}.sampling", "cannot be combined with rollout.sampler, which chooses how to sample"
         if config.algorithm.reward.overlong_tokens and task.sampling.max_tokens is not None:
@@ -62,7 +63,9 @@ def check_scheduling(config: "RunConfig") -> Iterator[Problem]:
             f"{learner.minibatches} must not exceed rollout.groups_per_step = {rollout.groups_per_step}",
         )
     limits = {"rollout.sampling.max_tokens": rollout.sampling.max_tokens}
-    limits |= {f"tasks.{n}.sampling.max_tokens": task.sampling.max_tokens or 0 for n, task in enumerate(config.tasks)}
+    for index, task in enumerate(config.tasks):
+        limits[f"tasks.{index}.sampling.max_tokens"] = task.sampling.max_tokens or 0
+        limits[f"tasks.{index}.evaluation.sampling.max_tokens"] = task.evaluation.sampling.max_tokens or 0
     for at, engine in iterate_engines(config):
         for key, most in limits.items():
             if engine.max_length and most >= engine.max_length:

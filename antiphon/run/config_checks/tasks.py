@@ -41,15 +41,18 @@ def check_tasks(config: "RunConfig") -> Iterator[Problem]:
 
 
 def _check_data(config: "RunConfig") -> Iterator[Problem]:
-    """Check that there are prompts to train on, and that a task without prompts can get some."""
-    if all(task.prompts is None for task in config.tasks):
-        yield "tasks.0.prompts", "is missing: no task has prompts to train on"
+    """Check that there are prompts to train on, and that a task without prompts can get some, or is only evaluated."""
+    if all(task.prompts is None or not task.weight for task in config.tasks):
+        yield "tasks.0.prompts", "is missing: no task with a weight above 0 has prompts to train on"
     routed = [task for task in config.tasks if task.route]
     if len(routed) == len(config.tasks):
         yield "tasks.0.route", "needs another task, without a route, that rows can name"
     for index, task in enumerate(config.tasks):
-        if task.prompts is None and not routed:
-            yield f"tasks.{index}.prompts", "is missing, and no task has a route by which a row could name this one"
+        if task.prompts is None and task.weight and not routed:
+            message = "is missing, and no task has a route by which a row could name this one; weight: 0 only evaluates a task"
+            yield f"tasks.{index}.prompts", message
+        if task.test is None and not task.weight and not routed:
+            yield f"tasks.{index}.test", "is missing: a task of weight 0 is only evaluated"
 
 
 def _check_route(task: TaskConfig, at: str) -> Iterator[Problem]:

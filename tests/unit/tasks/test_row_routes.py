@@ -3,6 +3,9 @@
 import json
 from pathlib import Path
 
+import pytest
+
+from antiphon.core.errors import DataError
 from antiphon.tasks.config import PromptsConfig, TaskConfig
 from antiphon.tasks.mixture import Mixture
 from antiphon.tasks.prompts import load_prompts
@@ -45,3 +48,13 @@ def test_a_mixture_draws_data_sets_and_finds_prompts_by_task(tmp_path: Path) -> 
     again = Mixture.load(tasks(tmp_path), 0)
     again.restore(json.loads(json.dumps(mixture.state())))
     assert again.next() == mixture.next()
+
+
+def test_nothing_is_drawn_of_a_task_without_weight_and_no_row_to_train_on_names_it(tmp_path: Path) -> None:
+    mixed, own, other = tasks(tmp_path)
+    watched = own.model_copy(update={"weight": 0.0})
+    with pytest.raises(DataError, match=r"row 1, column 'kind': names 'a': a row can name b"):
+        Mixture.load([mixed, watched, other], 0)
+    assert len(load_prompts(mixed, mixed.prompts, 0, [mixed, watched, other])) == 4  # as test prompts they may
+    mixture = Mixture.load([watched, other.model_copy(update={"prompts": own.prompts})], 0)
+    assert {mixture.next().task for _ in range(4)} == {"b"} and not list(mixture.sample("a", 1))
