@@ -1,8 +1,8 @@
 """The commands that run a configuration from its beginning to its end: train, sft and eval."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from antiphon.learning.mesh_config import MeshesConfig
 from antiphon.record.checkpoint import list_checkpoints
 from antiphon.record.live import make_view
 from antiphon.record.run_dir import convert_write_errors
+from antiphon.rollout.backend import LocalRollouts
 from antiphon.rollout.evaluation import Evaluation, TaskPlan, evaluate
 from antiphon.run.branch import prepare_branch
 from antiphon.run.build import start_run
@@ -117,17 +118,23 @@ async def _run_once(config: RunConfig, overwrite: bool, main: Main, resume: bool
     return 0
 
 
-async def _evaluate(model: str, config: RunConfig, plans: dict[str, TaskPlan], limit: int) -> dict[str, Any]:
+@asynccontextmanager
+async def open_rollouts(model: str, config: RunConfig) -> AsyncIterator[LocalRollouts]:
+    """Start the graders of a configuration, and its engines with a model that is not trained."""
     check_import_paths(config, under="engine")
-    prompts = load_held_out(config, "test", limit)
-    if not prompts:
-        raise DataError("there are no test prompts: give a task its `test`")
     async with AsyncExitStack() as stack:
         cluster, placement = await stack.enter_async_context(open_cluster(config, None))
         context = LaunchContext(cluster=cluster, config=config, placement=placement)
         directory = await model_directory(cluster, model, Path(), config.seed)
         graders = await stack.enter_async_context(start_graders(context))
-        rollouts = await start_rollouts(context, directory, graders, stack)
+        yield await start_rollouts(context, directory, graders, stack)
+
+
+async def _evaluate(model: str, config: RunConfig, plans: dict[str, TaskPlan], limit: int) -> dict[str, Any]:
+    prompts = load_held_out(config, "test", limit)
+    if not prompts:
+        raise DataError("there are no test prompts: give a task its `test`")
+    async with open_rollouts(model, config) as rollouts:
 
         async def run(prompt: Prompt, attempt: AttemptId, sampling: Sampling) -> Trajectory:
             return await rollouts.evaluate(prompt, attempt, PolicyVersion(0, 0), sampling)
