@@ -9,6 +9,7 @@ import typer
 
 from antiphon import __version__
 from antiphon.cli.dashboard import dashboard
+from antiphon.cli.data import data
 from antiphon.cli.doctor import doctor
 from antiphon.cli.generate import generate
 from antiphon.cli.inspect import audit, diff, export, regrade, replay, samples, why
@@ -49,6 +50,7 @@ app.command(name="reward-model")(reward_model)
 app.command()(distill)
 app.command(name="eval")(evaluate)
 app.command()(generate)
+app.add_typer(data, name="data")
 app.command()(simulate)
 app.command()(plan)
 app.command()(check)
