@@ -9,7 +9,9 @@ import typer
 
 from antiphon import __version__
 from antiphon.cli.dashboard import dashboard
+from antiphon.cli.data import data
 from antiphon.cli.doctor import doctor
+from antiphon.cli.generate import generate
 from antiphon.cli.inspect import audit, diff, export, regrade, replay, samples, why
 from antiphon.cli.offline import distill, dpo, reward_model
 from antiphon.cli.options import options
@@ -47,6 +49,8 @@ app.command()(dpo)
 app.command(name="reward-model")(reward_model)
 app.command()(distill)
 app.command(name="eval")(evaluate)
+app.command()(generate)
+app.add_typer(data, name="data")
 app.command()(simulate)
 app.command()(plan)
 app.command()(check)

@@ -125,16 +125,19 @@ def evaluate(
         require_models([model])
         from antiphon.run.commands import evaluate_model
 
-        settings = run.evaluation
-        result = evaluate_model(
-            model,
-            run,
-            samples=settings.samples if samples is None else samples,
-            temperature=temperature,
-            limit=settings.limit if limit is None else limit,
-        )
+        limit = run.evaluation.limit if limit is None else limit
+        result = evaluate_model(model, run, samples=samples, temperature=temperature, limit=limit)
         print_table("measure", "value", flatten(result))
-        print("accuracy: share of completions that score at least 1; pass@k: of prompts with one such among k")
+        print(f"accuracy: share of completions that {_describe_success(run)}; pass@k: of prompts with one such among k")
+
+
+def _describe_success(run: "RunConfig") -> str:
+    """Describe what counts as a success; tasks may differ."""
+    kinds = {(task.evaluation.success_part, task.evaluation.success_at) for task in run.tasks if task.test}
+    if len(kinds) > 1:
+        return "are a success as their task's evaluation says (success_at, success_part)"
+    (part, least) = kinds.pop()
+    return f"score at least {least:g}" + (f" in the part {part!r}" if part else "")
 
 
 def check(

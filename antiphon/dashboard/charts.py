@@ -58,8 +58,8 @@ CHARTS = (
     Chart(
         id="accuracy",
         title="Accuracy on test prompts",
-        metrics=("evaluation/accuracy",),
-        shows="Share of the samples of the test prompts that score at least 1.",
+        metrics=("evaluation/accuracy", "evaluation/accuracy/*"),
+        shows="Share of the samples of the test prompts that are a success (a score of 1, or as the task says); of each task.",
         worry="Reward rises and accuracy does not: the reward pays for something else.",
         remedy="Read well-paid rollouts, and the alarms for reward hacking.",
         form="percent",

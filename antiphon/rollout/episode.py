@@ -30,6 +30,7 @@ class EpisodeRunner:
         grade: ScoreTranscript,
         environments: Mapping[str, EnvironmentFactory],
         agents: Mapping[str, RunAgent] | None = None,
+        sampling: Mapping[str, Sampling] | None = None,
     ) -> None:
         """Create a runner.
 
@@ -38,11 +39,13 @@ class EpisodeRunner:
             grade: Scores a transcript.
             environments: Factory by task, for tasks that have an environment.
             agents: Function that runs an attempt by task, for tasks that have an agent.
+            sampling: How tokens are sampled by task, for tasks with a way of their own.
         """
         self._context = context
         self._grade = grade
         self._environments = environments
         self._agents = agents or {}
+        self._samplings = sampling or {}
         self._sampling = context.config.sampling.sampling()
 
     async def run(
@@ -73,9 +76,8 @@ class EpisodeRunner:
         priority: int = 0,
     ) -> UnscoredAttempt:
         """Run one attempt to its last token, without a score. For the arguments see `run`."""
-        inputs = AttemptInputs(
-            prompt=prompt, attempt=attempt, started=started, sampling=sampling or self._sampling, priority=priority
-        )
+        sampling = sampling or self._samplings.get(prompt.task, self._sampling)
+        inputs = AttemptInputs(prompt=prompt, attempt=attempt, started=started, sampling=sampling, priority=priority)
         if prompt.task in self._agents:
             return await self._run_agent(inputs)
         return await self._run_episode(inputs)

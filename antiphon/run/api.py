@@ -105,7 +105,7 @@ def evaluate(
     model: str | Path,
     config: Source | None = None,
     *,
-    samples: int = 1,
+    samples: int | None = None,
     temperature: float | None = None,
     limit: int = 0,
     **changes: Any,
@@ -115,8 +115,8 @@ def evaluate(
     Args:
         model: Directory or Hugging Face id.
         config: The tasks, engines and sampling; with `changes`, as for `train`.
-        samples: Completions a prompt.
-        temperature: Of sampling; by default that of `evaluation.temperature`.
+        samples: Completions a prompt; by default as `evaluation.samples` and the tasks say.
+        temperature: Of sampling; by default as `evaluation.temperature` and the tasks say.
         limit: Number of prompts to use, from the first; 0 uses all.
         changes: Changes of the configuration.
     """

@@ -108,7 +108,7 @@ async def _start_workers(
     grader_stack = await stack.enter_async_context(AsyncExitStack())
     graders = await grader_stack.enter_async_context(start_graders(context))
     if record.resumption is None:
-        await check_rewards_at_start(context, tasks.mixture, graders.router)
+        await check_rewards_at_start(context, tasks, graders.router)
     shared = context.placement.shared
     if context.config.rollout.workers:
         await grader_stack.aclose()  # each rollout worker has graders of its own

@@ -1,21 +1,22 @@
 """The commands that run a configuration from its beginning to its end: train, sft and eval."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core.blocking import run_blocking
 from antiphon.core.errors import DataError, WorkerDiedError
-from antiphon.core.types import AttemptId, PolicyVersion, Prompt, Trajectory
+from antiphon.core.types import AttemptId, PolicyVersion, Prompt, Sampling, Trajectory
 from antiphon.learning.config import LearnerConfig
 from antiphon.learning.mesh_config import MeshesConfig
 from antiphon.record.checkpoint import list_checkpoints
 from antiphon.record.live import make_view
 from antiphon.record.run_dir import convert_write_errors
-from antiphon.rollout.evaluation import Evaluation, evaluate
+from antiphon.rollout.backend import LocalRollouts
+from antiphon.rollout.evaluation import Evaluation, TaskPlan, evaluate
 from antiphon.run.branch import prepare_branch
 from antiphon.run.build import start_run
 from antiphon.run.config import RunConfig
@@ -56,20 +57,18 @@ def sft(config: RunConfig, *, overwrite: bool = False) -> int:
 
 
 def evaluate_model(
-    model: str, config: RunConfig, *, samples: int, temperature: float | None = None, limit: int
+    model: str, config: RunConfig, *, samples: int | None = None, temperature: float | None = None, limit: int
 ) -> dict[str, Any]:
     """Run `antiphon eval`: accuracy and pass@k of a model on the tasks' test prompts.
 
     Args:
         model: A directory or Hugging Face id.
         config: The tasks, engines and sampling.
-        samples: Completions a prompt.
-        temperature: Of sampling; by default, `evaluation.temperature` of the configuration.
+        samples: Completions a prompt; by default, as the configuration says for each task.
+        temperature: Of sampling; by default, as the configuration says for each task.
         limit: Number of prompts to use, from the first; 0 uses all.
     """
-    if temperature is None:
-        temperature = config.evaluation.resolve_temperature(samples)
-    return run_blocking(_evaluate(model, config, samples, temperature, limit))
+    return run_blocking(_evaluate(model, config, config.plan_evaluation(samples, temperature), limit))
 
 
 def _run_to_exit_code(run: Coroutine[Any, Any, int]) -> int:
@@ -119,35 +118,44 @@ async def _run_once(config: RunConfig, overwrite: bool, main: Main, resume: bool
     return 0
 
 
-async def _evaluate(model: str, config: RunConfig, samples: int, temperature: float, limit: int) -> dict[str, Any]:
+@asynccontextmanager
+async def open_rollouts(model: str, config: RunConfig) -> AsyncIterator[LocalRollouts]:
+    """Start the graders of a configuration, and its engines with a model that is not trained."""
     check_import_paths(config, under="engine")
-    prompts = load_held_out(config, "test", limit)
-    if not prompts:
-        raise DataError("there are no test prompts: give a task its `test`")
-    sampling = config.rollout.sampling.sampling(temperature=temperature)
     async with AsyncExitStack() as stack:
         cluster, placement = await stack.enter_async_context(open_cluster(config, None))
         context = LaunchContext(cluster=cluster, config=config, placement=placement)
         directory = await model_directory(cluster, model, Path(), config.seed)
         graders = await stack.enter_async_context(start_graders(context))
-        rollouts = await start_rollouts(context, directory, graders, stack)
+        yield await start_rollouts(context, directory, graders, stack)
 
-        async def run(prompt: Prompt, attempt: AttemptId) -> Trajectory:
+
+async def _evaluate(model: str, config: RunConfig, plans: dict[str, TaskPlan], limit: int) -> dict[str, Any]:
+    prompts = load_held_out(config, "test", limit)
+    if not prompts:
+        raise DataError("there are no test prompts: give a task its `test`")
+    async with open_rollouts(model, config) as rollouts:
+
+        async def run(prompt: Prompt, attempt: AttemptId, sampling: Sampling) -> Trajectory:
             return await rollouts.evaluate(prompt, attempt, PolicyVersion(0, 0), sampling)
 
-        result = await run_supervised([rollouts.watch()], lambda _: evaluate(prompts, samples, run))
-    return _describe(result, len(prompts), samples, temperature)
+        result = await run_supervised([rollouts.watch()], lambda _: evaluate(prompts, plans, run))
+    found = _describe(result, plans)
+    return found | {"ungraded": result.ungraded, "truncated": result.truncated, "means": dict(result.measures)}
 
 
-def _describe(result: Evaluation, prompts: int, samples: int, temperature: float) -> dict[str, Any]:
+def _describe(result: Evaluation, plans: Mapping[str, TaskPlan]) -> dict[str, Any]:
+    """Describe all tasks as one, and if there are several each by itself."""
+    samples, tasks = result.samples, result.by_task()
     ks = sorted({2**power for power in range(samples.bit_length())} | {samples})
-    return {
-        "prompts": prompts,
-        "samples": samples,
-        "temperature": temperature,
+    drawn: dict[str, set[float]] = {
+        "samples": {plans[task].samples for task in tasks},
+        "temperature": {plans[task].sampling.temperature for task in tasks},
+    }
+    found = {
+        "prompts": len(result.prompt_ids),
+        **{name: values.pop() for name, values in drawn.items() if len(values) == 1},
         "accuracy": result.accuracy,
         "accuracy, 95 % interval": result.interval(),
-        "ungraded": result.ungraded,
-        "truncated": result.truncated,
-        "means": dict(result.measures),
     } | {f"pass@{k}": result.pass_at(k) for k in ks}
+    return found | ({"tasks": {task: _describe(own, plans) for task, own in tasks.items()}} if len(tasks) > 1 else {})

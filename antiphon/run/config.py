@@ -3,6 +3,7 @@
 `RunConfig` refuses combinations that cannot work (`run.config_checks`).
 """
 
+from dataclasses import replace
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
@@ -17,6 +18,7 @@ from antiphon.learning.config import CheckpointConfig, CriticConfig, LearnerConf
 from antiphon.learning.mesh_config import MeshesConfig
 from antiphon.record.config import RecordConfig
 from antiphon.rollout.config import RolloutConfig
+from antiphon.rollout.evaluation import TaskPlan
 from antiphon.run.config_checks import find_problems
 from antiphon.tasks.config import CheckConfig, GradingConfig, TaskConfig
 from antiphon.weights.config import WeightSyncConfig
@@ -32,13 +34,14 @@ class ModelConfig(Config):
 class EvaluationConfig(Config):
     """Accuracy on the tasks' `test` prompts, before and after training and on the way.
 
-    Accuracy is the share of completions with a score of at least 1.
+    Accuracy is the share of successes: completions with a score of at least 1, or as `tasks[].evaluation` says. That of the run
+    is averaged over the test prompts of tasks that are trained on (weight above 0), if these have any.
     """
 
     every: Annotated[int, unit("training steps")] = Field(0, ge=0)
     """Steps between evaluations; 0 evaluates before and after only."""
     samples: Annotated[int, unit("completions")] = Field(1, gt=0)
-    """Completions a prompt."""
+    """Completions a prompt, where a task has no number of its own."""
     temperature: Annotated[float, unit("factor")] | None = Field(None, ge=0.0)
     """0 is greedy. null, the default, is 0 for one completion a prompt and 1 for several, which would be equal at 0."""
     limit: Annotated[int, unit("prompts")] = Field(0, ge=0)
@@ -108,6 +111,27 @@ class RunConfig(Config):
         return self
 
     @property
+    def only_evaluated(self) -> frozenset[str]:
+        """Names of the tasks that are not trained on."""
+        return frozenset(task.name for task in self.tasks if not task.weight)
+
+    def plan_evaluation(self, samples: int | None = None, temperature: float | None = None) -> dict[str, TaskPlan]:
+        """Return how each task is evaluated; arguments that are not None hold for all tasks."""
+        settings, plans = self.evaluation, dict[str, TaskPlan]()
+        for task in self.tasks:
+            own = task.evaluation
+            count = samples or own.samples or settings.samples
+            base = task.sampling.apply(self.rollout.sampling.sampling())
+            drawn = own.sampling.apply(replace(base, temperature=settings.resolve_temperature(count)))
+            plans[task.name] = TaskPlan(
+                samples=count,
+                sampling=drawn if temperature is None else replace(drawn, temperature=temperature),
+                success_at=own.success_at,
+                success_part=own.success_part,
+            )
+        return plans
+
+    @property
     def judged_together(self) -> frozenset[str]:
         """Names of the tasks whose siblings are scored together."""
         return frozenset(task.name for task in self.tasks if task.group_reward)
@@ -145,7 +169,8 @@ class RunConfig(Config):
         """Return the numbers that follow from the configuration, such as the samples of a step."""
         rollout = self.rollout
         samples = rollout.groups_per_step * rollout.group_size
-        longest = rollout.max_turns * rollout.sampling.max_tokens
+        own = (task.sampling.max_tokens or rollout.sampling.max_tokens for task in self.tasks if not task.route)
+        longest = rollout.max_turns * max(own, default=0)
         updates = self.learner.updates
         ranks = {"learner ranks": self.learner.mesh.world} if self.learner.mesh.world > 1 else {}
         ranks |= {f"{role} ranks": self.counts[role] * mesh.world for role, mesh in self.meshes.roles.items()}

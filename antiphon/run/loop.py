@@ -18,7 +18,7 @@ part: every task has an owner, every wait a deadline, and a dead worker fails wh
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,7 +30,7 @@ from antiphon.learning.data_samples import supervised_batch
 from antiphon.record.metrics_table import plot_metric, read_metrics_table
 from antiphon.record.resume import ResumeState, code_version
 from antiphon.record.trackers.samples import SampleTables
-from antiphon.rollout.evaluation import Evaluation, evaluate
+from antiphon.rollout.evaluation import Evaluation, TaskPlan, evaluate
 from antiphon.rollout.scheduler import Scheduler
 from antiphon.run.checkpoints import RunCheckpoints
 from antiphon.run.components import Components, Progress
@@ -149,7 +149,8 @@ class Run:
             if due and sft.stop_accuracy:
                 async with weights.updating() as learner:
                     await learner.publish()
-                validation = owner.create_task(self._evaluate(self.parts.tasks.validation, 1, 1.0), name="validation")
+                plans, prompts = self.config.plan_evaluation(1, 1.0), self.parts.tasks.validation
+                validation = owner.create_task(self._evaluate(prompts, plans), name="validation")
                 if weights.shared_devices:  # generation and training take turns
                     await validation
         if validation is not None:
@@ -250,8 +251,9 @@ class Run:
             if config.evaluation.every and step % config.evaluation.every == 0 and step < config.steps:
                 evaluation = await self._evaluate_test()
                 if evaluation is not None:
-                    metrics |= {f"evaluation/{name}": value for name, value in evaluation.measures.items()}
-                    metrics |= {"evaluation/accuracy": evaluation.accuracy}
+                    measured = {**evaluation.measures, **evaluation.curves()}
+                    metrics |= {f"evaluation/{name}": value for name, value in measured.items()}
+                    metrics |= {"evaluation/accuracy": evaluation.without(config.only_evaluated).accuracy}
             await self.stepper.after_step(step, self._record(step, config.steps, metrics))
         return max(done, config.steps)  # a resume may ask for fewer than there are
 
@@ -292,30 +294,27 @@ class Run:
     # --- evaluation and metrics ----------------------------------------------------------------------------------------
 
     async def _evaluate_test(self) -> Evaluation | None:
-        settings = self.config.evaluation
         if not self.parts.tasks.test:
             return None
-        temperature = settings.resolve_temperature(settings.samples)
-        return await self._evaluate(self.parts.tasks.test, settings.samples, temperature)
+        return await self._evaluate(self.parts.tasks.test, self.config.plan_evaluation())
 
     async def _evaluate_before(self) -> None:
         """Evaluate the model that training begins with."""
         evaluation = await self._evaluate_test()
         if evaluation is not None:
-            self.progress.before = [float(correct) for correct in evaluation.correct.mean(axis=1)]
+            self.progress.before = evaluation.accuracies.tolist()
             self.progress.measures = dict(evaluation.measures)
 
-    async def _evaluate(self, prompts: Sequence[Prompt], samples: int, temperature: float) -> Evaluation:
+    async def _evaluate(self, prompts: Sequence[Prompt], plans: Mapping[str, TaskPlan]) -> Evaluation:
         """Score prompts with the newest version."""
-        weights, sampling = self.parts.weights, self.config.rollout.sampling
+        weights = self.parts.weights
         await weights.switch_to_generation()
         version = weights.version
-        drawn = Sampling(max_tokens=sampling.max_tokens, temperature=temperature, stop=sampling.stop)
 
-        async def run(prompt: Prompt, attempt: AttemptId) -> Trajectory:
-            return await self.parts.rollouts.evaluate(prompt, attempt, version, drawn)
+        async def run(prompt: Prompt, attempt: AttemptId, sampling: Sampling) -> Trajectory:
+            return await self.parts.rollouts.evaluate(prompt, attempt, version, sampling)
 
-        return await evaluate(prompts, samples, run)
+        return await evaluate(prompts, plans, run)
 
     def _check_rewards(self, step: int, scheduler: Scheduler) -> dict[str, float]:
         """Return statistics of the rewards; report each alarm once."""
@@ -365,12 +364,12 @@ class Run:
 
     async def _finish(self, owner: asyncio.TaskGroup, cut: dict[str, Any], after: Evaluation | None) -> dict[str, Any]:
         """Save the model; write the summary and return it."""
-        weights, progress, tasks = self.parts.weights, self.progress, self.parts.tasks
+        weights, progress = self.parts.weights, self.progress
         await weights.wait_loaded()
         async with weights.updating() as learner:
             await self._checkpoints.save(owner, learner, cut)
         await self._checkpoints.wait_saved()
-        summary = summarize_accuracy(progress, after, self.config.evaluation, tasks.test) | {
+        summary = summarize_accuracy(progress, after, self.config) | {
             "warm_start_seconds": progress.warm_start_seconds,
             "train_seconds": progress.warm_start_seconds + progress.seconds,
             "steps": cut["step"],

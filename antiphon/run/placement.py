@@ -59,7 +59,7 @@ def resolve_placement(nodes: Sequence[Node], config: RunConfig, *, least: int | 
 def _check_graders(config: RunConfig, reward: Place | None) -> None:
     """Raise `ConfigError` if rewards have GPUs that no process would ever see."""
     own = [task.grading for task in config.tasks if task.grading is not None]
-    pools = own + [config.grading] * (len(own) < len(config.tasks))
+    pools = own + [config.grading] * (len(own) < sum(not task.route for task in config.tasks))
     processes = sum(max(pool.workers, pool.max_workers) for pool in pools)
     if reward is not None and len(reward.gpus) > processes:
         raise ConfigError(

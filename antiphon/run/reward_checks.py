@@ -12,18 +12,18 @@ from antiphon.run.config import RunConfig
 from antiphon.run.launch.context import LaunchContext, open_cluster
 from antiphon.run.launch.environments import make_environments
 from antiphon.run.launch.graders import start_graders
+from antiphon.run.launch.tasks import TaskData, load_tasks
 from antiphon.tasks.base import as_reset, as_step
 from antiphon.tasks.grading.router import RewardRouter
-from antiphon.tasks.mixture import Mixture
 from antiphon.tasks.reward_checks.checks import GARBAGE, CheckResult, check_reward
 
 
-async def check_rewards_at_start(context: LaunchContext, mixture: Mixture, router: RewardRouter) -> None:
+async def check_rewards_at_start(context: LaunchContext, tasks: TaskData, router: RewardRouter) -> None:
     """Raise `ConfigError` if a reward is not what a run takes for granted."""
     config, results = context.config, list[CheckResult]()
     try:
         async with asyncio.timeout(config.check.seconds):
-            async for result in check_tasks(config, mixture, router, config.check.prompts):
+            async for result in check_tasks(config, tasks, router, config.check.prompts):
                 results.append(result)
     except TimeoutError:
         context.report(f"rewards were not all checked within {config.check.seconds:g} s (check.seconds)")
@@ -35,12 +35,13 @@ async def check_rewards_at_start(context: LaunchContext, mixture: Mixture, route
 
 
 async def check_tasks(
-    config: RunConfig, mixture: Mixture, router: RewardRouter, prompts: int, *, attack: bool = False
+    config: RunConfig, tasks: TaskData, router: RewardRouter, prompts: int, *, attack: bool = False
 ) -> AsyncIterator[CheckResult]:
-    """Check the reward of each task on a number of prompts, but for tasks with environments or agents."""
+    """Check the reward of each task on a number of its prompts, but for tasks with environments or agents."""
     for task in config.tasks:
-        if prompts and not task.environment and not task.agent:
-            sample = mixture.sample(task.name, prompts)
+        if task.environment or task.agent or not prompts:
+            continue
+        if sample := tasks.sample(task.name, prompts):  # there is none if no row names the task
             yield await check_reward(task, sample, router.score, task.grading or config.grading, attack=attack)
 
 
@@ -72,16 +73,17 @@ def check_rewards(config: RunConfig, prompts: int) -> list[CheckResult]:
     """Run `antiphon check`: try the rewards of all tasks, and attack them; take a step in each environment."""
 
     async def run() -> list[CheckResult]:
-        mixture = Mixture.load(config.tasks, config.seed)
+        tasks = load_tasks(config)
         async with open_cluster(config, None) as (cluster, placement):
             context = LaunchContext(cluster=cluster, config=config, placement=placement)
             environments = make_environments(context)
             tried = [
-                await check_environment(name, mixture.sample(name, 1)[0], make, config.rollout.environment_timeout)
+                await check_environment(name, prompt, make, config.rollout.environment_timeout)
                 for name, make in environments.items()
+                for prompt in tasks.sample(name, 1)
             ]
             async with start_graders(context) as graders:
-                checked = check_tasks(config, mixture, graders.router, prompts, attack=True)
+                checked = check_tasks(config, tasks, graders.router, prompts, attack=True)
                 return [*tried, *[result async for result in checked]]
 
     return asyncio.run(run())

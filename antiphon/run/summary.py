@@ -1,48 +1,50 @@
 """The summary of a run."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from antiphon.core.types import Prompt
 from antiphon.rollout.evaluation import Evaluation, bootstrap_interval
 from antiphon.run.components import Progress
-from antiphon.run.config import EvaluationConfig
+from antiphon.run.config import RunConfig
 
 
-def summarize_accuracy(
-    progress: Progress, after: Evaluation | None, settings: EvaluationConfig, test: Sequence[Prompt]
-) -> dict[str, Any]:
+def summarize_accuracy(progress: Progress, after: Evaluation | None, config: RunConfig) -> dict[str, Any]:
     """Return accuracies before and after training, and the confidence interval of the gain.
 
     They are None without test prompts. Those before training, and the gain, are None for a run that branched off another one
-    with other test prompts.
+    with other test prompts. Tasks that are only evaluated count in their own accuracies alone.
     """
     if not after:
         return {"accuracy_before": None, "accuracy_after": None}
-    accuracies = after.correct.mean(axis=1)
-    before = np.array(progress.before) if progress.before else None
+    settings = config.evaluation
+    before = dict(zip(after.prompt_ids, progress.before, strict=True)) if progress.before else None
+    trained = _summarize(after.without(config.only_evaluated), before)
     return {
-        "accuracy_before": None if before is None else float(before.mean()),
-        "accuracy_after": after.accuracy,
-        "gain_interval": None if before is None else bootstrap_interval(accuracies - before),
-        "test_prompts": len(accuracies),
+        "accuracy_before": trained["accuracy_before"],
+        "accuracy_after": trained["accuracy_after"],
+        "gain_interval": trained["gain_interval"],
+        "test_prompts": trained["test_prompts"],
         "evaluation": {"samples": settings.samples, "temperature": settings.resolve_temperature(settings.samples)},
-        "tasks": _summarize_tasks(test, {"accuracy_before": before, "accuracy_after": accuracies}),
+        "tasks": {task: _summarize(own, before) for task, own in sorted(after.by_task().items())},
         "measures_before": progress.measures,
         "measures_after": after.measures,
     }
 
 
-def _summarize_tasks(
-    test: Sequence[Prompt], accuracies: Mapping[str, np.ndarray | None]
-) -> dict[str, dict[str, float | None]]:
-    """Average each kind of accuracies [P] of test prompts, if there are any, over the prompts of each task."""
-    tasks = np.array([prompt.task for prompt in test])
-    return {
-        str(task): {
-            name: None if each is None else float(each[tasks == task].mean()) for name, each in accuracies.items()
-        }
-        for task in np.unique(tasks)
+def _summarize(after: Evaluation, before: dict[str, float] | None) -> dict[str, Any]:
+    """Return the accuracies of some prompts, with intervals; `before` has the accuracy of each prompt before training."""
+    found = {
+        "accuracy_after": after.accuracy,
+        "interval_after": after.interval(),
+        "test_prompts": len(after.prompt_ids),
+    }
+    if before is None:
+        return found | {"accuracy_before": None, "interval_before": None, "gain_interval": None}
+    own = np.array([before[name] for name in after.prompt_ids])
+    gain = bootstrap_interval(after.accuracies - own)
+    return found | {
+        "accuracy_before": float(own.mean()),
+        "interval_before": bootstrap_interval(own),
+        "gain_interval": gain,
     }

@@ -1,11 +1,13 @@
 """Configuration of tasks. Importing it imports no torch."""
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from antiphon.core.config import Config, unit
 from antiphon.core.errors import ValidatorError
+from antiphon.core.types import Sampling
 from antiphon.sandbox.base import Level
 
 
@@ -164,21 +166,68 @@ class JudgeConfig(Config):
         return self
 
 
+class TaskSamplingConfig(Config):
+    """Sampling of tokens in one task; what is null is as in `rollout.sampling`."""
+
+    max_tokens: Annotated[int, unit("tokens")] | None = Field(None, gt=0)
+    """Maximum number of tokens of one completion."""
+    temperature: Annotated[float, unit("factor")] | None = Field(None, ge=0.0)
+    """0 is greedy."""
+    top_p: Annotated[float, unit("probability")] | None = Field(None, gt=0.0, le=1.0)
+    """Sample from the most probable tokens whose probabilities add up to this."""
+    top_k: Annotated[int, unit("tokens")] | None = Field(None, ge=0)
+    """Sample from this many most probable tokens; 0 means no limit."""
+    min_p: Annotated[float, unit("probability")] | None = Field(None, ge=0.0, lt=1.0)
+    """Sample from tokens of at least this probability, relative to that of the most probable token."""
+    stop: tuple[str, ...] | None = None
+    """Strings that end a completion; they remain part of it."""
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The parameters of sampling that differ from those of the run."""
+        return self.model_dump(exclude_none=True)
+
+    def apply(self, sampling: Sampling) -> Sampling:
+        """Return the parameters of sampling with the changes of this task."""
+        return replace(sampling, **self.changes)
+
+
+class TaskEvaluationConfig(Config):
+    """Evaluation on the `test` prompts of one task."""
+
+    samples: Annotated[int, unit("completions")] | None = Field(None, gt=0)
+    """Completions a prompt; null is `evaluation.samples`."""
+    sampling: TaskSamplingConfig = TaskSamplingConfig()
+    """How these are sampled, where it differs from the task's `sampling` and from `evaluation.temperature`."""
+    success_at: float = 1.0
+    """Least score of a success. Accuracy is the share of completions that are a success; one without a score is none."""
+    success_part: str = ""
+    """Part of the score that is compared with `success_at`, such as `success` of an environment; empty is the score itself."""
+
+
 class TaskConfig(Config):
     """One task of the mixture."""
 
     name: str
     """Name of the task, in metrics, records and errors; unique in the run."""
-    prompts: PromptsConfig
-    """Prompts that are trained on."""
+    prompts: PromptsConfig | None = None
+    """Prompts that are trained on. Without, the task gets its prompts from tasks with a `route`."""
+    route: str = ""
+    """Column of the task's data that names, for each row, the task that has its environment, sampling and reward. A task with a
+    route has prompts and a weight, and nothing else."""
     validation: PromptsConfig | None = None
     """Prompts for tuning and early stopping; never trained on."""
     test: PromptsConfig | None = None
     """Prompts for the reported accuracy only."""
-    weight: Annotated[float, unit("share of the sum of all weights")] = Field(1.0, gt=0.0)
-    """Share of the mixture, relative to the other tasks."""
+    evaluation: TaskEvaluationConfig = TaskEvaluationConfig()
+    """Number and sampling of the completions of `test` prompts, and what a success is."""
+    weight: Annotated[float, unit("share of the sum of all weights")] = Field(1.0, ge=0.0)
+    """Share of the mixture, relative to the other tasks. 0 trains on nothing of the task: it is only evaluated, on its `test`
+    prompts."""
     system: str | None = None
     """System message before each prompt."""
+    sampling: TaskSamplingConfig = TaskSamplingConfig()
+    """How tokens are sampled, where it differs from `rollout.sampling`."""
     environment: str | None = None
     """A name from docs/environments.md, or package.module:attribute; without one, an episode is a single turn."""
     environment_options: dict[str, Any] = {}

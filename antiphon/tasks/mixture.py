@@ -9,7 +9,7 @@ general: the tests show by exhaustion that no order achieves it for the weights 
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -26,7 +26,10 @@ from antiphon.tasks.prompts import load_prompts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureTask:
-    """The prompts of a task and its weight relative to other tasks."""
+    """The prompts of a task and its weight relative to other tasks.
+
+    The prompts of a task with a `route` belong to the tasks that its rows name.
+    """
 
     name: str
     prompts: Sequence[Prompt]
@@ -54,15 +57,17 @@ class Mixture:
 
     @classmethod
     def load(cls, tasks: Sequence[TaskConfig], seed: int) -> "Mixture":
-        """Load the training prompts of `tasks`; raises what `load_prompts` raises."""
+        """Load the training prompts of those `tasks` that have some and a weight; raises what `load_prompts` raises."""
+        trained = [task for task in tasks if task.weight]
         loaded = [
             MixtureTask(
                 name=task.name,
-                prompts=load_prompts(task, task.prompts, seed),
+                prompts=load_prompts(task, task.prompts, seed, trained),
                 weight=task.weight,
                 shuffle=task.prompts.shuffle,
             )
-            for task in tasks
+            for task in trained
+            if task.prompts is not None
         ]
         return cls(loaded, seed)
 
@@ -75,16 +80,20 @@ class Mixture:
         return _in_epoch(task.prompts[int(self._order(task, epoch)[position])], epoch)
 
     def sample(self, task: str, count: int) -> list[Prompt]:
-        """Return `count` prompts spread over a task's source; the order of draws does not change."""
-        prompts = self._tasks[task].prompts
+        """Return `count` prompts spread over those of a task; the order of draws does not change."""
+        prompts = list(self._prompts_of(task))
         return [_in_epoch(prompt, 0) for prompt in prompts[:: max(len(prompts) // max(count, 1), 1)][:count]]
 
     def find(self, task: str, name: str, epoch: int) -> Prompt:
         """Return the prompt of a task with this id as drawn in an epoch; `DataError` if there is none."""
-        prompt = next((p for p in self._tasks[task].prompts if p.id == name), None) if task in self._tasks else None
+        prompt = next((prompt for prompt in self._prompts_of(task) if prompt.id == name), None)
         if prompt is None:
             raise DataError(f"task {task!r} has no prompt {name!r}, which the checkpoint was about to use")
         return _in_epoch(prompt, epoch)
+
+    def _prompts_of(self, task: str) -> Iterator[Prompt]:
+        """Yield the prompts of a task: its own, and rows of others that name it."""
+        return (prompt for each in self._tasks.values() for prompt in each.prompts if prompt.task == task)
 
     def state(self) -> dict[str, Any]:
         """Return the cursor as plain JSON values."""

@@ -5,7 +5,7 @@ import hashlib
 import inspect
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, get_args, get_type_hints
@@ -44,10 +44,16 @@ class _Place:
         return DataError(message, path=self.path, row=self.row, column=self.column)
 
 
-def load_prompts(task: TaskConfig, prompts: PromptsConfig, seed: int) -> list[Prompt]:
+def load_prompts(task: TaskConfig, prompts: PromptsConfig, seed: int, tasks: Sequence[TaskConfig] = ()) -> list[Prompt]:
     """Load the prompts of a task in the source's order.
 
     The id of a prompt depends on its own content only (or is the row's `id`); its seed is derived from `seed` and the id.
+
+    Args:
+        task: The task.
+        prompts: Source of its prompts, to train or to test.
+        seed: Seed of the run.
+        tasks: Tasks that rows may name, if the task has a `route`.
 
     Raises:
         DataError: The source is empty, missing or malformed.
@@ -56,12 +62,13 @@ def load_prompts(task: TaskConfig, prompts: PromptsConfig, seed: int) -> list[Pr
     source = f"task {task.name!r}, {prompts.source}" + (f" {prompts.path}" if prompts.path else "")
     place = _Place(source=source, path=prompts.path)
     rows = enumerate(islice(_rows(prompts, place), prompts.limit or None), start=1)
-    drafts = [_make_prompt(row, task, prompts, replace(place, row=number)) for number, row in rows]
+    routes = {each.name: each for each in tasks if not each.route}
+    drafts = [_make_prompt(row, task, prompts, replace(place, row=number), routes) for number, row in rows]
     if not drafts:
         raise place.error(f"there are no prompts of the split {prompts.split!r}")
     ids = _unique_ids([draft.id for draft in drafts], [_digest(draft) for draft in drafts])
     return [
-        replace(draft, id=f"{task.name}/{name}", seed=draft.seed or derive(seed, "prompt", task.name, name))
+        replace(draft, id=f"{task.name}/{name}", seed=draft.seed or derive(seed, "prompt", draft.task, name))
         for draft, name in zip(drafts, ids, strict=True)
     ]
 
@@ -109,8 +116,12 @@ def _rows(prompts: PromptsConfig, place: _Place) -> Iterator[Any]:
         raise DataError(f"{place.source}: {describe_error(error, source)}", path=place.path) from error
 
 
-def _make_prompt(row: Any, task: TaskConfig, prompts: PromptsConfig, place: _Place) -> Prompt:
+def _make_prompt(
+    row: Any, task: TaskConfig, prompts: PromptsConfig, place: _Place, routes: Mapping[str, TaskConfig]
+) -> Prompt:
     """Make a prompt; its id is the row's own, or empty."""
+    if task.route:
+        task = _route(row, replace(place, column=task.route), routes)
     system = (Message("system", task.system),) if task.system is not None else ()
     if isinstance(row, Prompt):
         return replace(row, task=task.name, messages=system + row.messages)
@@ -118,17 +129,34 @@ def _make_prompt(row: Any, task: TaskConfig, prompts: PromptsConfig, place: _Pla
         raise place.error(f"is {type(row).__name__}, expected a mapping or a Prompt")
     payload, place = dict(row), replace(place, column=prompts.prompt_column)
     if prompts.prompt_column not in payload:
-        raise place.error(_missing_column(prompts.prompt_column, list(payload)))
+        raise place.error(_missing_column("prompt_column", prompts.prompt_column, list(payload)))
     messages = _messages(payload[prompts.prompt_column], place)
     own = payload.get("id")
     return Prompt(id="" if own is None else str(own), task=task.name, messages=system + messages, payload=payload)
 
 
-def _missing_column(column: str, columns: list[str]) -> str:
-    nearest = difflib.get_close_matches(column, columns, n=1)
-    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+def _route(row: Any, place: _Place, routes: Mapping[str, TaskConfig]) -> TaskConfig:
+    """Return the task that a row names in the column of `place`."""
+    payload = row.payload if isinstance(row, Prompt) else row
+    if not isinstance(payload, Mapping):
+        raise place.error(f"is {type(payload).__name__}, expected a mapping with this column (route names it)")
+    if place.column not in payload:
+        raise place.error(_missing_column("route", place.column, list(payload)))
+    name = payload[place.column]
+    if not isinstance(name, str) or name not in routes:
+        message = f"names {name!r}: {_did_you_mean(str(name), list(routes))}"
+        raise place.error(f"{message}a row can name {', '.join(routes) or 'none'}")
+    return routes[name]
+
+
+def _missing_column(key: str, column: str, columns: list[str]) -> str:
     known = ", ".join(map(str, columns)) or "none"
-    return f"it is missing (prompt_column names it): {hint}the row has {known}"
+    return f"it is missing ({key} names it): {_did_you_mean(column, columns)}the row has {known}"
+
+
+def _did_you_mean(name: str, valid: list[str]) -> str:
+    nearest = difflib.get_close_matches(name, valid, n=1)
+    return f"did you mean {nearest[0]!r}? " if nearest else ""
 
 
 def _messages(value: Any, place: _Place) -> tuple[Message, ...]:

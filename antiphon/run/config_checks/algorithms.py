@@ -234,7 +234,7 @@ def check_teachers(config: "RunConfig", *, needs_known: bool = False) -> Iterato
     is_used = TEACHER_LOGPROBS in config.algorithm.required_streams
     if config.teachers and not is_used and (needs_known or not has_user_functions(config)):
         yield "algorithm.teacher_coefficient", "is 0, so the log-probs of the teachers are not used: set it above 0"
-    names = {task.name for task in config.tasks}
+    names = {task.name for task in config.tasks if not task.route}
     for index, teacher in enumerate(config.teachers):
         if ":" in teacher.path:
             yield f"teachers.{index}.path", f"{teacher.path!r} must be a directory or a Hugging Face id"

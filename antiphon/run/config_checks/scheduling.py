@@ -5,16 +5,30 @@ from typing import TYPE_CHECKING
 
 from antiphon.cluster.config import PlacementConfig
 from antiphon.cluster.placement import ANYWHERE
+from antiphon.rollout.config import SamplingConfig
 from antiphon.run.config_checks.common import Problem, iterate_engines
+from antiphon.tasks.config import TaskSamplingConfig
 
 if TYPE_CHECKING:
     from antiphon.run.config import RunConfig
 
 
 def check_sampling(config: "RunConfig") -> Iterator[Problem]:
-    """Check that the learner can reproduce the sampling distribution."""
-    sampling = config.rollout.sampling
-    at = "rollout.sampling"
+    """Check that the learner can reproduce the sampling distribution, of the run and of each task."""
+    yield from _check_distribution(config.rollout.sampling, "rollout.sampling")
+    for index, task in enumerate(config.tasks):
+        if task.weight:
+            yield from _check_distribution(task.sampling, f"tasks.{index}.sampling")
+        if config.rollout.sampler and task.sampling.changes:
+            yield f"tasks.{index}.sampling", "cannot be combined with rollout.sampler, which chooses how to sample"
+        if config.algorithm.reward.overlong_tokens and task.sampling.max_tokens is not None:
+            yield (
+                f"tasks.{index}.sampling.max_tokens",
+                "cannot be combined with algorithm.reward.overlong_tokens, which counts from rollout.sampling.max_tokens",
+            )
+
+
+def _check_distribution(sampling: SamplingConfig | TaskSamplingConfig, at: str) -> Iterator[Problem]:
     if sampling.temperature == 0.0:
         yield (
             f"{at}.temperature",
@@ -22,7 +36,7 @@ def check_sampling(config: "RunConfig") -> Iterator[Problem]:
         )
     for field, neutral in {"top_p": 1.0, "top_k": 0, "min_p": 0.0}.items():
         value = getattr(sampling, field)
-        if value != neutral:
+        if value not in (None, neutral):
             yield (
                 f"{at}.{field}",
                 f"must be {neutral:g} in training, not {value:g}: it truncates the distribution, and the learner cannot "
@@ -48,13 +62,14 @@ def check_scheduling(config: "RunConfig") -> Iterator[Problem]:
             "learner.minibatches",
             f"{learner.minibatches} must not exceed rollout.groups_per_step = {rollout.groups_per_step}",
         )
+    limits = {"rollout.sampling.max_tokens": rollout.sampling.max_tokens}
+    for index, task in enumerate(config.tasks):
+        limits[f"tasks.{index}.sampling.max_tokens"] = task.sampling.max_tokens or 0
+        limits[f"tasks.{index}.evaluation.sampling.max_tokens"] = task.evaluation.sampling.max_tokens or 0
     for at, engine in iterate_engines(config):
-        if engine.max_length and rollout.sampling.max_tokens >= engine.max_length:
-            yield (
-                "rollout.sampling.max_tokens",
-                f"{rollout.sampling.max_tokens} must be less than {at}.max_length = {engine.max_length}, which includes the "
-                "prompt",
-            )
+        for key, most in limits.items():
+            if engine.max_length and most >= engine.max_length:
+                yield key, f"{most} must be less than {at}.max_length = {engine.max_length}, which includes the prompt"
 
 
 def check_minimum_engines(config: "RunConfig") -> Iterator[Problem]:

@@ -12,10 +12,15 @@ if TYPE_CHECKING:
     from antiphon.run.config import RunConfig
 
 
+ROUTED = {"name", "route", "prompts", "validation", "test", "weight"}  # settings of a task with a route
+
+
 def check_tasks(config: "RunConfig") -> Iterator[Problem]:
-    """Check each task's judge, rewards, environment and agent."""
+    """Check each task's data, judge, rewards, environment and agent."""
+    yield from _check_data(config)
     for index, task in enumerate(config.tasks):
         at = f"tasks.{index}"
+        yield from _check_route(task, at)
         if task.judge is not None:
             yield from _check_judge_concurrency(config, task, f"{at}.judge.minimum")
             if task.reward in REWARDS.built_in and task.reward not in ASYNCHRONOUS | COMPOSED:
@@ -33,6 +38,32 @@ def check_tasks(config: "RunConfig") -> Iterator[Problem]:
             yield from _check_episode_length(config, task)
         elif task.reward == "environment_return":
             yield f"{at}.reward", "'environment_return' needs a task with an environment"
+
+
+def _check_data(config: "RunConfig") -> Iterator[Problem]:
+    """Check that there are prompts to train on, and that a task without prompts can get some, or is only evaluated."""
+    if all(task.prompts is None or not task.weight for task in config.tasks):
+        yield "tasks.0.prompts", "is missing: no task with a weight above 0 has prompts to train on"
+    routed = [task for task in config.tasks if task.route]
+    if len(routed) == len(config.tasks):
+        yield "tasks.0.route", "needs another task, without a route, that rows can name"
+    for index, task in enumerate(config.tasks):
+        if task.prompts is None and task.weight and not routed:
+            message = "is missing, and no task has a route by which a row could name this one; weight: 0 only evaluates a task"
+            yield f"tasks.{index}.prompts", message
+        if task.test is None and not task.weight and not routed:
+            yield f"tasks.{index}.test", "is missing: a task of weight 0 is only evaluated"
+
+
+def _check_route(task: TaskConfig, at: str) -> Iterator[Problem]:
+    """Check that a task with a route has no settings that its rows get from the tasks they name."""
+    if not task.route:
+        return
+    if task.prompts is None and task.test is None and task.validation is None:
+        yield f"{at}.route", "is not used: the task has no data (prompts, validation, test)"
+    for key in sorted(task.model_fields_set - ROUTED):
+        if getattr(task, key) != TaskConfig.model_fields[key].default:
+            yield f"{at}.{key}", f"is not used: each row gets it from the task that its {task.route!r} names (route)"
 
 
 def _check_agent(config: "RunConfig", task: TaskConfig, at: str) -> Iterator[Problem]:

@@ -63,6 +63,7 @@ async def start_rollouts(
         grade=graders.router.score,
         environments=make_environments(context),
         agents=await start_agents(context, pool, renderer, max_length, stack),
+        sampling={task.name: task.sampling.apply(config.rollout.sampling.sampling()) for task in config.tasks},
     )
     group_scoring = _make_group_scoring(context, episodes, graders.router)
     return LocalRollouts(pool, episodes, group_scoring=group_scoring, judges=graders.judges)

@@ -24,6 +24,11 @@ class TaskData:
     test: Sequence[Prompt] = ()
     renderer: Renderer | None = None  # encodes examples; set once the model's directory is known
 
+    def sample(self, task: str, count: int) -> list[Prompt]:
+        """Return some prompts of a task that is trained on, or of its test prompts if it is only evaluated."""
+        trained = self.mixture.sample(task, count)
+        return trained or [prompt for prompt in self.test if prompt.task == task][:count]
+
     def next_example(self) -> tuple[IntArray, IntArray]:
         """Return the tokens of the next example for supervised fine-tuning: prompt, answer."""
         if self.examples is None or self.renderer is None:
@@ -48,7 +53,7 @@ def load_held_out(config: RunConfig, split: str, limit: int) -> list[Prompt]:
         prompt
         for task in config.tasks
         if (source := getattr(task, split)) is not None
-        for prompt in load_prompts(task, source, config.seed)
+        for prompt in load_prompts(task, source, config.seed, config.tasks)
     ]
     return prompts[:limit] if limit else prompts
 

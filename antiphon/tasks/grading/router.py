@@ -140,7 +140,7 @@ class RewardRouter:
         self._exits = AsyncExitStack()
         alone: dict[_Pool, RewardSpecs] = {}
         together: dict[_Pool, RewardSpecs] = {}
-        for task in tasks:
+        for task in (each for each in tasks if not each.route):
             own, settings = (task.name, task.grading) if task.grading else ("", config)
             for name, (reward, options) in self._apart(task).items():
                 if is_asynchronous(reward):
