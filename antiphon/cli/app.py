@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from antiphon import __version__
-from antiphon.cli.dashboard import dashboard
+from antiphon.cli.dashboard import dashboard, plot
 from antiphon.cli.doctor import doctor
 from antiphon.cli.inspect import audit, diff, export, regrade, replay, samples, why
 from antiphon.cli.offline import distill, dpo, reward_model
@@ -58,6 +58,7 @@ app.command()(replay)
 app.command()(regrade)
 app.command()(export)
 app.command()(dashboard)
+app.command()(plot)
 app.command()(serve)
 app.add_typer(sandbox, name="sandbox")
 app.command()(doctor)

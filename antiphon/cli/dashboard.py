@@ -1,4 +1,4 @@
-"""The command that shows runs in a browser: dashboard."""
+"""Commands that show runs: dashboard, in a browser, and plot, as a file."""
 
 import os
 import secrets
@@ -38,3 +38,21 @@ def dashboard(
             prefix=prefix,
             announce=print_line,
         )
+
+
+def plot(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Directories of runs.")],
+    out: Annotated[Path, typer.Option(help="File to write, such as reward.svg, reward.png or reward.csv.")],
+    chart: Annotated[
+        str, typer.Option(help="A chart of the dashboard, such as reward, entropy or age, or any metric.")
+    ] = "reward",
+    x: Annotated[str, typer.Option(help="step or time.")] = "step",
+    seeds: Annotated[
+        bool, typer.Option("--seeds", help="Draw runs that differ in the seed alone as their mean with a band.")
+    ] = False,
+) -> None:
+    """Draw a chart of the dashboard into a file: SVG or PNG for papers, CSV for other tools."""
+    with exit_on_error(*runs):
+        from antiphon.dashboard.plot import plot_runs
+
+        plot_runs(runs, out, chart=chart, axis=x, seeds=seeds)

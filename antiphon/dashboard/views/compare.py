@@ -46,7 +46,11 @@ def query_compare(site: Site, params: Params) -> ComparePage:
     ]
     seeds = bool(params.choice("seeds", ("1",)))
     settings = compare_settings([site.folder.find(name) for name in names]) if len(names) > 1 else []
-    groups = list(group_seeds(site, names).values()) if seeds else [[name] for name in names]
+    groups = (
+        list(group_seeds({name: site.folder.find(name) for name in names}).values())
+        if seeds
+        else [[name] for name in names]
+    )
     return ComparePage(
         runs=[site.read_card(name) for name in names],
         colors=[next(number for number, group in enumerate(groups) if name in group) for name in names],

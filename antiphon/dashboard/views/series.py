@@ -1,11 +1,12 @@
 """Curves of one run or of several, as charts draw them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
-from antiphon.dashboard.charts import Chart, find_chart
+from antiphon.dashboard.charts import CHARTS, Chart, find_chart
 from antiphon.dashboard.curves import Curve, Metrics, MetricTable, average_seeds, downsample, rolling_mean
 from antiphon.dashboard.errors import NotFoundError, RequestError
 from antiphon.dashboard.params import Params
@@ -68,10 +69,23 @@ class ChartData:
 
 def query_chart(site: Site, params: Params) -> ChartData:
     """Return the curves of the chart `chart` of one run over `x` (step or time), smoothed over `smooth` steps."""
-    chart, axis = _find_chart(params), params.choice("x", AXES, "step")
-    metrics = site.read_metrics(params.name)
+    chart, axis = get_chart(params.text("chart")), params.choice("x", AXES, "step")
+    return make_chart(site.read_metrics(params.name), chart, axis, _smooth(params))
+
+
+def query_compared_chart(site: Site, params: Params) -> ChartData:
+    """Return the first metric of a chart of several runs (`run`), one colour a run, or a band a group of seeds (`seeds=1`)."""
+    chart, axis = get_chart(params.text("chart")), params.choice("x", AXES, "step")
+    names = params.texts("run", MOST_RUNS)
+    metrics = {name: site.read_metrics(name) for name in names}
+    seeds = bool(params.choice("seeds", ("1",)))
+    return make_compared_chart(metrics, chart, axis, seeds=seeds, smooth=_smooth(params))
+
+
+def make_chart(metrics: Metrics, chart: Chart, axis: str, smooth: int | None = None) -> ChartData:
+    """Return the curves of one run over an axis, smoothed over `smooth` steps; None chooses by the number of steps."""
     table = choose_table(metrics, chart)
-    window = _window(params, len(table))
+    window = _window(smooth, len(table))
     place = _axis(table, axis)
     series: list[Series] = []
     names = [name for pattern in chart.metrics for name in table.match(pattern)][:MOST_CURVES]
@@ -80,19 +94,20 @@ def query_chart(site: Site, params: Params) -> ChartData:
     return _make_data(chart, axis, window, series)
 
 
-def query_compared_chart(site: Site, params: Params) -> ChartData:
-    """Return the first metric of a chart of several runs (`run`), one colour a run, or a band a group of seeds (`seeds=1`)."""
-    chart, axis = _find_chart(params), params.choice("x", AXES, "step")
-    names = params.texts("run", MOST_RUNS)
-    tables = {name: choose_table(site.read_metrics(name), chart) for name in names}
-    groups = group_seeds(site, names) if params.choice("seeds", ("1",)) else {name: [name] for name in names}
-    window = _window(params, max((len(table) for table in tables.values()), default=0))
+def make_compared_chart(
+    metrics: Mapping[str, Metrics], chart: Chart, axis: str, *, seeds: bool = False, smooth: int | None = None
+) -> ChartData:
+    """Return the first metric of a chart of several runs by their names; `seeds` draws seeds of one run as one band."""
+    tables = {name: choose_table(each, chart) for name, each in metrics.items()}
+    runs = {name: each.run for name, each in metrics.items()}
+    groups = group_seeds(runs) if seeds else {name: [name] for name in runs}
+    window = _window(smooth, max((len(table) for table in tables.values()), default=0))
     series: list[Series] = []
     for color, (label, members) in enumerate(groups.items()):
         curves = [curve for name in members if (curve := _first_curve(chart, tables[name], axis)) is not None]
         if len(curves) > 1:
-            smooth = [(x, rolling_mean(y, window)) for x, y in curves]
-            band = average_seeds([x for x, _ in smooth], [y for _, y in smooth], POINTS)
+            smoothed = [(x, rolling_mean(y, window)) for x, y in curves]
+            band = average_seeds([x for x, _ in smoothed], [y for _, y in smoothed], POINTS)
             series.append(
                 Series(
                     label=label,
@@ -109,15 +124,15 @@ def query_compared_chart(site: Site, params: Params) -> ChartData:
     return _make_data(chart, axis, window, series)
 
 
-def group_seeds(site: Site, names: Sequence[str]) -> dict[str, list[str]]:
+def group_seeds(runs: Mapping[str, Path]) -> dict[str, list[str]]:
     """Group runs whose configurations differ in the seed alone; the label of a group of several names their number."""
     found: dict[tuple[tuple[str, str], ...], list[str]] = {}
-    for name in names:
-        config: Mapping[str, object] = safe_files.read_config(site.folder.find(name))
+    for name, run in runs.items():
+        config: Mapping[str, object] = safe_files.read_config(run)
         kept = {key: value for key, value in config.items() if key not in (*IDENTITY, "seed")}
         found.setdefault(tuple(flatten_settings(kept)), []).append(name)
     return {
-        group[0] if len(group) == 1 else f"{group[0]} and {len(group) - 1} more seeds": group
+        group[0] if len(group) == 1 else f"{group[0]} and {len(group) - 1} more seed{'s' if len(group) > 2 else ''}": group
         for group in found.values()
     }
 
@@ -128,18 +143,24 @@ def choose_table(metrics: Metrics, chart: Chart) -> MetricTable:
     return metrics.supervised if is_supervised or not len(metrics.training) else metrics.training
 
 
-def _find_chart(params: Params) -> Chart:
-    found = find_chart(params.text("chart"))
+def get_chart(name: str) -> Chart:
+    """Return the chart with an id, or of a metric; raise `NotFoundError` if there is none."""
+    found = find_chart(name)
     if found is None:
-        raise NotFoundError("there is no such chart; `chart` is the id of a chart or the name of a metric")
+        valid = ", ".join(each.id for each in CHARTS)
+        raise NotFoundError(f"chart: {name!r:.80} is no chart; valid are {valid}, and the name of any metric")
     return found
 
 
-def _window(params: Params, steps: int) -> int:
+def _smooth(params: Params) -> int | None:
     given = params.integer("smooth")
     if given is not None and not 1 <= given <= 1000:
         raise RequestError(f"smooth: {given} is not valid; valid are 1 to 1000 steps")
-    return given if given is not None else (max(steps // 30, 2) if steps >= SMOOTH_FROM else 1)
+    return given
+
+
+def _window(smooth: int | None, steps: int) -> int:
+    return smooth if smooth is not None else (max(steps // 30, 2) if steps >= SMOOTH_FROM else 1)
 
 
 def _axis(table: MetricTable, axis: str) -> Curve:
