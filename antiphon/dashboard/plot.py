@@ -97,7 +97,7 @@ def chart_png(chart: ChartData) -> bytes:
         axes.yaxis.set_major_formatter(import_optional("matplotlib.ticker", "a PNG").PercentFormatter(1))
     if chart.least is not None:
         axes.set_ylim(bottom=min(chart.least, axes.get_ylim()[0]))
-    axes.set(title=chart.title, xlabel=chart.axis if chart.axis == "step" else "seconds")
+    axes.set(title=chart.title, xlabel="seconds" if chart.axis == "time" else chart.axis)
     axes.grid(alpha=0.2)
     axes.legend(frameon=False, fontsize=8)
     file = io.BytesIO()

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from antiphon.core.errors import AntiphonError
-from antiphon.dashboard.cards import RunCard
+from antiphon.dashboard.cards import RunCard, read_notes
 from antiphon.dashboard.charts import CHARTS
 from antiphon.dashboard.curves import MetricTable
 from antiphon.dashboard.params import Params
@@ -62,6 +62,7 @@ class RunPage:
         axis: Axis of the charts.
         smooth: Steps that lines average over, if the request names them.
         damaged: Lines of its metrics that cannot be read.
+        note: The note about it.
     """
 
     card: RunCard
@@ -75,6 +76,7 @@ class RunPage:
     axis: str
     smooth: int | None
     damaged: int
+    note: str
 
 
 def query_run(site: Site, params: Params) -> RunPage:
@@ -118,6 +120,7 @@ def query_run(site: Site, params: Params) -> RunPage:
         axis=params.choice("x", AXES, "step"),
         smooth=params.integer("smooth"),
         damaged=metrics.damaged,
+        note=read_notes(run).text,
     )
 
 
