@@ -24,7 +24,7 @@ MOST_ATTEMPTS = 120  # that have pages
 # Each has the parameters that its addresses may have, and the number of its pages.
 KINDS: dict[str, tuple[set[str], int]] = {
     "/run/": (set(), 1),
-    "/rollouts/": ({"sort", "status", "task", "step", "score_min", "score_max", "page"}, 60),
+    "/rollouts/": ({"sort", "status", "task", "flag", "step", "score_min", "score_max", "page"}, 60),
     "/group/": ({"group", "lineage"}, 150),
     "/attempt/": ({"id", "color", "segment", "from"}, 1_500),
     "/record/": (set(), 1),
@@ -154,8 +154,9 @@ class Links:
             return False
         if path == "/attempt/":
             return params.get("id", "") in self._attempts or len(self._attempts) < MOST_ATTEMPTS
-        # Of lists, each filter by itself: those of several would be without end.
-        return path != "/rollouts/" or len({key.split("_")[0] for key in params if key != "page"}) < 2
+        # Of lists, each filter by itself or within a task: those of several would be without end.
+        filters = {key.split("_")[0] for key in params} - {"page", "task"}
+        return path != "/rollouts/" or len(filters) < 2
 
     def _name(self, path: str, params: dict[str, str]) -> str:
         if path == "/run/":

@@ -8,6 +8,7 @@ from antiphon.dashboard.charts import CHARTS
 from antiphon.dashboard.curves import MetricTable
 from antiphon.dashboard.params import Params
 from antiphon.dashboard.site import Site
+from antiphon.dashboard.views.alarms import Alarm, list_alarms
 from antiphon.dashboard.views.series import AXES, choose_table
 from antiphon.inspect.settings import list_changed_settings
 
@@ -63,6 +64,7 @@ class RunPage:
         smooth: Steps that lines average over, if the request names them.
         damaged: Lines of its metrics that cannot be read.
         note: The note about it.
+        alarms: Signals of reward hacking that were above their thresholds.
     """
 
     card: RunCard
@@ -77,6 +79,7 @@ class RunPage:
     smooth: int | None
     damaged: int
     note: str
+    alarms: list[Alarm]
 
 
 def query_run(site: Site, params: Params) -> RunPage:
@@ -121,6 +124,7 @@ def query_run(site: Site, params: Params) -> RunPage:
         smooth=params.integer("smooth"),
         damaged=metrics.damaged,
         note=read_notes(run).text,
+        alarms=list_alarms(metrics.training),
     )
 
 

@@ -106,7 +106,9 @@ def test_lists_have_all_attempts_and_curves_all_values(written, runs):
 def test_what_has_no_page_leads_to_a_page_that_says_so(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(bundle, "MOST_ATTEMPTS", 3)
     found = bundle.write_bundle(runs / "simulated", tmp_path / "out", tmp_path / "cache")
-    assert len([path for path in found.folder.iterdir() if re.fullmatch(r"attempt-0-\d+\.\d\.\d\.html", path.name)]) == 3
+    assert (
+        len([path for path in found.folder.iterdir() if re.fullmatch(r"attempt-0-\d+\.\d\.\d\.html", path.name)]) == 3
+    )
     assert find_dead_links(found.folder) == []
     assert "antiphon dashboard simulated" in "".join(PageReader(found.folder / bundle.ABSENT).text)
 
