@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from antiphon import __version__
-from antiphon.cli.dashboard import dashboard
+from antiphon.cli.dashboard import dashboard, plot
 from antiphon.cli.data import data
 from antiphon.cli.doctor import doctor
 from antiphon.cli.generate import generate
@@ -61,7 +61,8 @@ app.command()(diff)
 app.command()(replay)
 app.command()(regrade)
 app.command()(export)
-app.command()(dashboard)
+app.add_typer(dashboard, name="dashboard")
+app.command()(plot)
 app.command()(serve)
 app.add_typer(sandbox, name="sandbox")
 app.command()(doctor)

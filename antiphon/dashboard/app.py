@@ -19,6 +19,7 @@ from antiphon.core.errors import AntiphonError
 from antiphon.dashboard.errors import RequestError
 from antiphon.dashboard.export import chart_csv, chart_svg
 from antiphon.dashboard.live import Changes
+from antiphon.dashboard.notes_form import answer_notes
 from antiphon.dashboard.pages import PAGES, Page
 from antiphon.dashboard.params import Params
 from antiphon.dashboard.rendering import HERE, Templates
@@ -60,6 +61,7 @@ def create_app(site: Site, token: str, prefix: str = "", version: str = "") -> D
             routes.append(Route(path.replace("/", "/svg/", 1), _answer_chart(site, page, chart_svg, "image/svg+xml")))
             routes.append(Route(path.replace("/", "/csv/", 1), _answer_chart(site, page, chart_csv, "text/csv")))
     routes.append(Route("/api/schema", lambda request: JsonResponse(describe_api())))
+    routes.append(Route("/notes/{name:path}", answer_notes(site, templates), methods=["POST"]))
     routes.append(Route("/live/{name:path}", _answer_changes(changes)))
     app = Starlette(
         routes=[*routes, Mount("/static", StaticFiles(directory=HERE / "static"))],

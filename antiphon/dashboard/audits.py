@@ -43,7 +43,7 @@ class Audits:
 
     def read(self, run: Path, *, ask: bool) -> AuditResult:
         """Return the newest result; `ask` begins an audit if there is none of the ledger as it is now."""
-        signature = _sign(run)
+        signature = sign_ledger(run)
         with self._lock:
             known = self._results.get(run)
             if known is not None and known[0] == signature:
@@ -57,6 +57,10 @@ class Audits:
         if known is None:
             return AuditResult(state="unasked")
         return AuditResult(**{name: getattr(known[1], name) for name in AuditResult.__slots__} | {"outdated": True})
+
+    def run_now(self, run: Path) -> None:
+        """Audit a run in this thread."""
+        self._audit(run, sign_ledger(run))
 
     def _audit(self, run: Path, signature: Any) -> None:
         try:
@@ -75,7 +79,8 @@ class Audits:
             self._running.discard(run)
 
 
-def _sign(run: Path) -> Any:
+def sign_ledger(run: Path) -> Any:
+    """Return what changes when the ledger of a run does."""
     found = []
     for name in ("ledger.db", "ledger.db-wal"):
         path = run / name

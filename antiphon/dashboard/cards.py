@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.core.errors import AntiphonError
-from antiphon.record import safe_files
+from antiphon.record import notes, safe_files
 from antiphon.record.safe_ledger import open_ledger
 
 STATES = ("running", "finished", "failed", "stopped", "damaged", "unread")
@@ -20,6 +20,7 @@ TAIL = 1 << 18  # bytes at the end of `metrics.jsonl` that hold its last step
 SPARK_POINTS = 32
 QUIET_SECONDS = 180.0  # after the last write, a run whose lock cannot be seen counts as stopped
 MOST_SUMMARY = 1 << 20
+MOST_NOTE = 200  # characters of a note
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,8 @@ class RunCard:
         model: The model that it began with.
         tasks: Names of its tasks.
         recipe: Recipe of the algorithm.
+        tags: Tags that somebody gave it.
+        note: First characters of the note about it.
     """
 
     name: str
@@ -65,6 +68,8 @@ class RunCard:
     model: str = ""
     tasks: list[str] = field(default_factory=list)
     recipe: str = ""
+    tags: list[str] = field(default_factory=list)
+    note: str = ""
 
 
 class CardReader:
@@ -99,7 +104,7 @@ class CardReader:
 def _sign(run: Path) -> tuple[Any, ...]:
     """Return what changes when a card does."""
     found: list[Any] = [is_locked(run)]
-    for name in ("config.yaml", "metrics.jsonl", "summary.json", "ledger.db", "ledger.db-wal"):
+    for name in ("config.yaml", "metrics.jsonl", "summary.json", "ledger.db", "ledger.db-wal", notes.FILE):
         with suppress(OSError):
             stat = (run / name).stat()
             quiet = time.time() - stat.st_mtime > QUIET_SECONDS
@@ -115,6 +120,7 @@ def _read_card(name: str, run: Path) -> RunCard:
     first = datetime.fromtimestamp((run / "config.yaml").stat().st_mtime, UTC)
     wrote = datetime.fromtimestamp(_last_write(run), UTC)
     alarms = summary.get("alarms") if summary else None
+    written = read_notes(run)
     return RunCard(
         name=name,
         state=state,
@@ -136,7 +142,17 @@ def _read_card(name: str, run: Path) -> RunCard:
         model=str((config.get("model") or {}).get("path", ""))[:200],
         tasks=[str(task.get("name", ""))[:100] for task in config.get("tasks") or []][:20],
         recipe=str((config.get("algorithm") or {}).get("recipe", ""))[:100],
+        tags=list(written.tags),
+        note=written.text[:MOST_NOTE],
     )
+
+
+def read_notes(run: Path) -> notes.Notes:
+    """Return the notes of a run; empty if they cannot be read."""
+    try:
+        return notes.read_notes(run)
+    except AntiphonError:
+        return notes.Notes()
 
 
 def _number(value: Any, other: Any = None) -> float | None:

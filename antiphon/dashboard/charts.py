@@ -66,6 +66,23 @@ CHARTS = (
         absent="evaluation.every and tasks[].test",
     ),
     Chart(
+        id="tasks",
+        title="Reward by task",
+        metrics=("reward/task/*",),
+        shows="Mean score of each task's attempts in a step, in runs with several tasks.",
+        worry="One task rises while another falls: the mean hides it.",
+        remedy="Change the tasks' shares (tasks[].weight), and read the rollouts of the task that falls.",
+    ),
+    Chart(
+        id="task_scores",
+        title="Test score by task",
+        metrics=("evaluation/*/score",),
+        shows="Mean score of the test prompts of each task.",
+        worry="A task stands still or falls while its reward in training rises.",
+        remedy="Look at the alarms of this task, and at its best-paid rollouts.",
+        absent="evaluation.every and tasks[].test",
+    ),
+    Chart(
         id="length",
         title="Length",
         metrics=("length/mean", "length/max"),

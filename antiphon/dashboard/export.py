@@ -75,7 +75,7 @@ def _axes(chart: ChartData, scale: _Scale) -> list[str]:
         )
     for value in ticks(scale.left, scale.right, 6):
         found.append(f'<text x="{scale.x(value):.1f}" y="{HEIGHT - BOTTOM + 15}" text-anchor="middle">{value:g}</text>')
-    unit = "step" if chart.axis == "step" else "seconds"
+    unit = "seconds" if chart.axis == "time" else chart.axis
     return [*found, f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 14}" text-anchor="end">{unit}</text>']
 
 

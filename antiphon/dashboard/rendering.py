@@ -109,7 +109,7 @@ def spark(values: list[float], width: int = 96, height: int = 22) -> Markup:
 class Templates:
     """The templates of the dashboard, with links below the proxy's prefix."""
 
-    def __init__(self, prefix: str, version: str) -> None:
+    def __init__(self, prefix: str, version: str, *, is_bundle: bool = False) -> None:
         self._prefix = prefix
         self._env = jinja2.Environment(
             loader=jinja2.FileSystemLoader(HERE / "templates"),
@@ -119,7 +119,7 @@ class Templates:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._env.globals.update(url=self.url, version=version)
+        self._env.globals.update(url=self.url, version=version, is_bundle=is_bundle)
         self._env.filters.update(number=number, duration=duration, ago=ago, spark=spark)
 
     def url(self, path: str, name: str = "", query: str = "", **params: object) -> str:

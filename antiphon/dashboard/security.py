@@ -1,11 +1,11 @@
-"""The door of the dashboard: a token, read-only methods, headers that leave a page no rights, and the proxy's prefix."""
+"""The door of the dashboard: a token, no writing but notes from its own pages, safe headers, and the proxy's prefix."""
 
 import hashlib
 import hmac
 import re
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
@@ -78,7 +78,8 @@ class Door:
     def _refuse(self, scope: Any) -> Response | None:
         """Return the response to a request that does not go on to a page; None if it does."""
         query = scope["query_string"]
-        if scope["method"] not in ("GET", "HEAD"):
+        is_write = scope["method"] == "POST" and scope["path"].startswith("/notes/") and bool(self._token)
+        if scope["method"] not in ("GET", "HEAD") and not is_write:
             return JSONResponse({"error": "the dashboard is read-only"}, 405, {"Allow": "GET, HEAD"})
         if len(scope["path"]) + len(query) > LONGEST_ADDRESS:
             return JSONResponse({"error": "the address is too long"}, 414)
@@ -88,8 +89,11 @@ class Door:
         given = dict(parse_qsl(query.decode("latin-1"))).get("token")
         if given is not None and self._is_token(given):
             return self._admit(scope["path"], query.decode("latin-1"))
-        if self._is_token(self._find_cookie(headers)) or self._is_token(_find_bearer(headers)):
-            return None
+        if self._is_token(_find_bearer(headers)):
+            return None  # browsers send it for no other site
+        if self._is_token(self._find_cookie(headers)):
+            is_allowed = not is_write or _is_from_own_page(headers)
+            return None if is_allowed else JSONResponse({"error": "the request comes from another page"}, 403)
         if scope["path"].startswith("/api/"):
             return JSONResponse({"error": "the token is missing or wrong"}, 401, {"WWW-Authenticate": "Bearer"})
         return HTMLResponse(REFUSED, 401)
@@ -118,3 +122,12 @@ class Door:
 def _find_bearer(headers: dict[bytes, bytes]) -> str:
     kind, _, value = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
     return value.strip() if kind.lower() == "bearer" else ""
+
+
+def _is_from_own_page(headers: dict[bytes, bytes]) -> bool:
+    """Return True if a browser says that a request comes from a page of this server: same host, same port."""
+    site = headers.get(b"sec-fetch-site")
+    if site is not None:  # no script can set it; behind a proxy it knows more than the names do
+        return site == b"same-origin"
+    origin = urlsplit(headers.get(b"origin", b"").decode("latin-1")).netloc
+    return bool(origin) and origin == headers.get(b"host", b"").decode("latin-1")

@@ -6,6 +6,7 @@ from pathlib import Path
 from antiphon.dashboard.audits import Audits
 from antiphon.dashboard.cards import CardReader, RunCard
 from antiphon.dashboard.curves import Metrics, MetricsCache
+from antiphon.dashboard.differences import Differences
 from antiphon.dashboard.folder import RunFolder
 from antiphon.dashboard.index.worker import IndexWorker
 
@@ -19,11 +20,12 @@ class Site:
     metrics: MetricsCache
     index: IndexWorker
     audits: Audits
+    differences: Differences
 
     @classmethod
     def make(cls, folder: Path, cache: Path) -> "Site":
         """Make the site of a folder, with indices below `cache`."""
-        return cls(RunFolder(folder), CardReader(), MetricsCache(), IndexWorker(cache), Audits())
+        return cls(RunFolder(folder), CardReader(), MetricsCache(), IndexWorker(cache), Audits(), Differences())
 
     def read_card(self, name: str) -> RunCard:
         """Return the card of a run; raise `NotFoundError` if there is none."""

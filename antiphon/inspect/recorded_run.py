@@ -1,6 +1,6 @@
 """A run directory as an object: what happened in a run that has ended, or that is still running."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from antiphon.inspect.samples import RecordedSample, iterate_samples
 from antiphon.inspect.why import why
 from antiphon.record import safe_files
 from antiphon.record.metrics_table import plot_metric, read_metrics_table
+from antiphon.record.notes import Notes, read_notes, write_notes
 from antiphon.record.reader import AttemptRow, BranchPoint, RunReader
 
 if TYPE_CHECKING:
@@ -52,6 +53,15 @@ class RecordedRun:
         """The checkpoint of another run that the run begins at; None if it begins at its model."""
         with RunReader.open(self.directory) as reader:
             return reader.find_branch_point()
+
+    @property
+    def notes(self) -> Notes:
+        """Tags of the run and the note about it."""
+        return read_notes(self.directory)
+
+    def write_notes(self, tags: Iterable[str], text: str) -> None:
+        """Replace tags and note, which are in `notes.json`; nothing else in the directory changes."""
+        write_notes(self.directory, tags, text)
 
     def metrics(self) -> "pandas.DataFrame":
         """Return the metrics of all steps that were not undone, a row a step; needs pandas."""

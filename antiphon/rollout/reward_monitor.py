@@ -25,6 +25,7 @@ from antiphon.core.types import (
     Trajectory,
     TrajectoryMeta,
 )
+from antiphon.record.alarm_thresholds import FLAG_THRESHOLD, THRESHOLDS, exceeds_threshold
 from antiphon.tasks.base import FLAG_PREFIX
 
 WINDOW = 512  # newest responses of a task that are kept
@@ -33,17 +34,6 @@ MAX_PER_STEP = 128  # responses of a step that are analysed, so that large steps
 MAX_TOKENS = 2048  # of a response that are analysed
 GRAM = 4  # tokens of an n-gram
 MIN_DUPLICATE_TOKENS = 16  # shorter responses may be equal by chance
-
-# An alarm is raised above these values.
-THRESHOLDS: Mapping[str, float] = {
-    "ungraded": 0.1,  # share of responses without a score
-    "constant": 0.95,  # share of groups whose scores are all equal
-    "length": 0.7,  # correlation of score and length among siblings with equally many turns, of either sign
-    "repetition": 0.5,  # correlation of score and repetition among siblings
-    "duplicates": 0.5,  # share of responses that equal an earlier sibling
-    "out_of_range": 0.0,  # share of scores outside the task's `reward_range`
-}
-FLAG_THRESHOLD = 0.1  # share of responses scored above average with a flag of `reward_checks.reward_hacking_signals`
 
 _MIX = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 1], np.uint64)
 
@@ -146,9 +136,8 @@ def measures(responses: Sequence[ResponseRecord]) -> dict[str, float]:
 def find_alarms(task: str, found: Mapping[str, float]) -> Iterator[Alarm]:
     """Yield an alarm for each measure above its threshold."""
     for name, value in found.items():
-        size, threshold = abs(value) if name == "length" else value, THRESHOLDS.get(name, FLAG_THRESHOLD)
-        if size > threshold:
-            yield Alarm(task, name, value, threshold)
+        if exceeds_threshold(name, value):
+            yield Alarm(task, name, value, THRESHOLDS.get(name, FLAG_THRESHOLD))
 
 
 # --- over a run ----------------------------------------------------------------------------------------------------------

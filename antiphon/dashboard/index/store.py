@@ -5,7 +5,7 @@ import os
 import sqlite3
 from pathlib import Path
 
-FORMAT = 1  # of the index; one of another format is built anew
+FORMAT = 2  # of the index; one of another format is built anew
 MOST_BYTES = 2 << 30  # of an index; texts beyond it are not indexed
 TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -26,6 +26,7 @@ CREATE INDEX by_task ON attempts (task);
 CREATE INDEX by_begin ON attempts (lineage, begun, seconds);
 CREATE INDEX by_file ON attempts (file);
 CREATE TABLE files (file TEXT PRIMARY KEY, texts INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE flags (flag TEXT NOT NULL, row INTEGER NOT NULL, PRIMARY KEY (flag, row)) WITHOUT ROWID;
 CREATE TABLE previews (row INTEGER PRIMARY KEY, prompt TEXT NOT NULL, response TEXT NOT NULL);
 CREATE VIRTUAL TABLE texts USING fts5 (text, content='', detail='full');
 CREATE TABLE spans (

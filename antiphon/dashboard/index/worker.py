@@ -77,6 +77,12 @@ class IndexWorker:
         progress.ready.wait(FIRST_SECONDS)
         return progress
 
+    def build(self, run: Path) -> None:
+        """Bring the index of a run up to date in this thread, texts included; raise `RecordError` if its ledger is damaged."""
+        with self._lock:
+            progress = self._progress.setdefault(run, Progress())
+        self._update(run, progress)
+
     def open(self, run: Path) -> sqlite3.Connection:
         """Open the index of a run for queries.
 

@@ -85,6 +85,7 @@ class RolloutsPage:
         found: Number of matches; at most 10,001, which stands for more.
         statuses: Number of attempts of each status in the run.
         tasks: Number of attempts of each task in the run.
+        flags: Number of attempts with each flag of reward hacking, among those whose texts are read.
         scores: Histogram of the scores of up to 5,000 matches: begin, end and number of each bin.
         copied: Share of the run's attempts in the index.
         searchable: Share of its files whose texts can be searched.
@@ -98,6 +99,7 @@ class RolloutsPage:
     found: int
     statuses: dict[str, int]
     tasks: dict[str, int]
+    flags: dict[str, int]
     scores: list[tuple[float, float, int]]
     copied: float
     searchable: float
@@ -109,8 +111,8 @@ class RolloutsPage:
 def query_rollouts(site: Site, params: Params) -> RolloutsPage:
     """Return the attempts of a run that match the filters, by `sort`.
 
-    Filters are `step`, `group`, `lineage`, `age`, `task`, `status`, `score_min`, `score_max`, `tokens_min`, `tokens_max` and
-    `q`, a full-text search: all words, or a phrase in double quotes.
+    Filters are `step`, `group`, `lineage`, `age`, `task`, `status`, `score_min`, `score_max`, `tokens_min`, `tokens_max`,
+    `flag`, a flag of reward hacking, and `q`, a full-text search: all words, or a phrase in double quotes.
     """
     run = site.folder.find(params.name)
     page = params.integer("page", 0) or 0
@@ -131,12 +133,14 @@ def query_rollouts(site: Site, params: Params) -> RolloutsPage:
         facets = db.execute("SELECT value FROM meta WHERE key = 'facets'").fetchone()
         known = json.loads(facets["value"]) if facets else {"status": {}, "task": {}}
         scores = _read_histogram(db, source, where, values)
+        flags = dict(db.execute("SELECT flag, count(*) FROM flags GROUP BY flag ORDER BY 2 DESC LIMIT 200").fetchall())
     return RolloutsPage(
         card=site.read_card(params.name),
         rows=[_make_row(row) for row in rows],
         found=found,
         statuses=known["status"],
         tasks=known["task"],
+        flags=flags,
         scores=scores,
         copied=1.0 if progress.is_complete else progress.attempts,
         searchable=progress.texts,
@@ -161,6 +165,9 @@ def _make_filter(params: Params, sort: str) -> tuple[str, str, list[object]]:
     if task := params.text("task"):
         conditions.append("a.task = ?")
         values.append(task)
+    if flag := params.text("flag"):
+        conditions.append("a.row IN (SELECT row FROM flags WHERE flag = ?)")
+        values.append(flag)
     if sort in KNOWN:
         conditions.append(f"a.{KNOWN[sort]} IS NOT NULL")
     source = "attempts a"

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 
 from antiphon.core.errors import AntiphonError
-from antiphon.dashboard.cards import RunCard
+from antiphon.dashboard.cards import RunCard, read_notes
 from antiphon.dashboard.charts import CHARTS
 from antiphon.dashboard.curves import MetricTable
 from antiphon.dashboard.params import Params
 from antiphon.dashboard.site import Site
+from antiphon.dashboard.views.alarms import Alarm, list_alarms
 from antiphon.dashboard.views.series import AXES, choose_table
 from antiphon.inspect.settings import list_changed_settings
 
@@ -62,6 +63,8 @@ class RunPage:
         axis: Axis of the charts.
         smooth: Steps that lines average over, if the request names them.
         damaged: Lines of its metrics that cannot be read.
+        note: The note about it.
+        alarms: Signals of reward hacking that were above their thresholds.
     """
 
     card: RunCard
@@ -75,6 +78,8 @@ class RunPage:
     axis: str
     smooth: int | None
     damaged: int
+    note: str
+    alarms: list[Alarm]
 
 
 def query_run(site: Site, params: Params) -> RunPage:
@@ -118,6 +123,8 @@ def query_run(site: Site, params: Params) -> RunPage:
         axis=params.choice("x", AXES, "step"),
         smooth=params.integer("smooth"),
         damaged=metrics.damaged,
+        note=read_notes(run).text,
+        alarms=list_alarms(metrics.training),
     )
 
 

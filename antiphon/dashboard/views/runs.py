@@ -1,5 +1,6 @@
 """The page of all runs."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from antiphon.dashboard.cards import STATES, RunCard
@@ -7,6 +8,7 @@ from antiphon.dashboard.params import Params
 from antiphon.dashboard.site import Site
 
 ROWS = 100  # of a page
+MOST_TAGS = 200
 SORTS = ("newest", "name", "reward", "accuracy", "gain", "seconds")
 
 
@@ -24,6 +26,7 @@ class RunsPage:
         page: Number of the page, from 0.
         pages: Number of pages.
         sort: Order of the rows.
+        tags: Number of runs with each tag.
     """
 
     runs: list[RunCard]
@@ -35,16 +38,19 @@ class RunsPage:
     page: int
     pages: int
     sort: str
+    tags: dict[str, int]
 
 
 def query_runs(site: Site, params: Params) -> RunsPage:
-    """Return the runs that match `q` (part of a name, model, task or recipe) and `state`, in the order `sort`."""
+    """Return the runs that match `q` (in name, model, task, recipe, tag or note), `state` and `tag`, by `sort`."""
     words, state = params.text("q").lower().split(), params.choice("state", STATES)
+    tag = params.text("tag")
     sort = params.choice("sort", SORTS, "newest")
     page = max(params.integer("page", 0) or 0, 0)
     cards = site.cards.read_all(site.folder.list_runs())
     counts = {each: sum(card.state == each for card in cards) for each in STATES}
     found = [card for card in cards if state in ("", card.state) and all(word in _search_text(card) for word in words)]
+    found = [card for card in found if tag in ("", *card.tags)]
     found.sort(key=lambda card: _sort_key(card, sort))
     return RunsPage(
         runs=found[page * ROWS : (page + 1) * ROWS],
@@ -56,11 +62,12 @@ def query_runs(site: Site, params: Params) -> RunsPage:
         page=page,
         pages=-(-len(found) // ROWS),
         sort=sort,
+        tags=dict(sorted(Counter(tag for card in cards for tag in card.tags).items())[:MOST_TAGS]),
     )
 
 
 def _search_text(card: RunCard) -> str:
-    return " ".join([card.name, card.model, card.recipe, *card.tasks]).lower()
+    return " ".join([card.name, card.model, card.recipe, card.note, *card.tasks, *card.tags]).lower()
 
 
 def _sort_key(card: RunCard, sort: str) -> tuple[int, float | str]:

@@ -90,8 +90,9 @@ def open_dashboard(folder: Path, cache: Path, token: str = TOKEN, prefix: str = 
 def wait_until_indexed(client: TestClient, name: str) -> dict:
     """Return the page of all rollouts once the whole run is in the index, texts included."""
     while True:
+        # On a busy machine the first answers say that the index is being built.
         page = client.get(f"/api/rollouts/{name}").json()
-        if page["copied"] == 1 and (page["searchable"] == 1 or page["problem"]):
+        if page.get("copied") == 1 and (page["searchable"] == 1 or page["problem"]):
             return page
         time.sleep(0.02)  # the index is built by a thread that tells nobody when it is done
 
