@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from antiphon import __version__
-from antiphon.cli.dashboard import dashboard
+from antiphon.cli.dashboard import CommandWithDashboard, dashboard
 from antiphon.cli.doctor import doctor
 from antiphon.cli.inspect import audit, diff, export, regrade, replay, samples, why
 from antiphon.cli.offline import distill, dpo, reward_model
@@ -40,7 +40,7 @@ app.command()(demo)
 app.command()(init)
 app.command()(recipes)
 app.command()(options)
-app.command()(train)
+app.command(cls=CommandWithDashboard)(train)
 app.command()(branch)
 app.command()(sft)
 app.command()(dpo)
