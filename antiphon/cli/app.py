@@ -9,6 +9,7 @@ import typer
 
 from antiphon import __version__
 from antiphon.cli.dashboard import dashboard, plot
+from antiphon.cli.dashboard_beside import CommandWithDashboard
 from antiphon.cli.data import data
 from antiphon.cli.doctor import doctor
 from antiphon.cli.generate import generate
@@ -42,7 +43,7 @@ app.command()(demo)
 app.command()(init)
 app.command()(recipes)
 app.command()(options)
-app.command()(train)
+app.command(cls=CommandWithDashboard)(train)
 app.command()(branch)
 app.command()(sft)
 app.command()(dpo)

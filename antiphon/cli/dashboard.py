@@ -2,13 +2,16 @@
 
 import os
 import secrets
+import threading
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 from typer.core import TyperGroup
 
 from antiphon.cli.arguments import RunPath
+from antiphon.cli.dashboard_beside import end_with_stdin
 from antiphon.cli.errors import exit_on_error, forbid_imports_from
 from antiphon.cli.tables import print_line
 
@@ -38,6 +41,7 @@ def show(
     ] = ("127.0.0.1"),
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8765,
     prefix: Annotated[str, typer.Option(help="Path at which a proxy shows the dashboard, such as /antiphon.")] = "",
+    beside: Annotated[str, typer.Option(hidden=True, help="The run that this process was started for.")] = "",
 ) -> None:
     """Serve runs: curves, rollouts token by token, timelines and the record. Nothing is written into a run."""
     with exit_on_error():
@@ -46,6 +50,8 @@ def show(
 
         if not is_local(host):
             print_line(f"{host} can be reached from other machines, and what they read is not encrypted")
+        if beside:
+            threading.Thread(target=end_with_stdin, daemon=True, name="end with the run").start()
         serve(
             runs,
             _find_cache(),
@@ -53,7 +59,7 @@ def show(
             port=port,
             token=secrets.token_urlsafe(24),
             prefix=prefix,
-            announce=print_line,
+            announce=lambda address: print_line(address.replace("/?", f"/now/{quote(beside)}?") if beside else address),
         )
 
 

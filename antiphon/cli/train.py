@@ -7,6 +7,7 @@ import typer
 
 from antiphon.cli.arguments import CodeFolder, ConfigPath, DryRun, Overrides, Overwrite, RunPath, Trust
 from antiphon.cli.configs import load_for_branch, load_for_evaluation, load_run, name_places, print_run, require_models
+from antiphon.cli.dashboard_beside import Dashboard, dashboard_beside
 from antiphon.cli.errors import exit_on_error
 from antiphon.cli.tables import flatten, print_table
 from antiphon.core.errors import ConfigError
@@ -21,6 +22,7 @@ def train(
     dry_run: DryRun = False,
     overwrite: Overwrite = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run from its newest checkpoint.")] = False,
+    dashboard: Dashboard = None,
 ) -> None:
     """Train with reinforcement learning, after a supervised warm start if the configuration has one."""
     with exit_on_error(), name_places(config, overrides):
@@ -35,7 +37,8 @@ def train(
             run = _place_automatically(run)
         from antiphon.run.commands import train as build_and_train
 
-        raise typer.Exit(build_and_train(run, overwrite=overwrite, resume=resume))
+        with dashboard_beside(Path(run.record.directory), run.name, dashboard):
+            raise typer.Exit(build_and_train(run, overwrite=overwrite, resume=resume))
 
 
 def branch(

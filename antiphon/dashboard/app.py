@@ -141,7 +141,9 @@ def _make_error_handler(templates: Templates) -> Any:
             message = str(error)[:2000]
         if request.url.path.startswith("/api/"):
             return JsonResponse({"error": message}, status)
-        text = templates.render("error.html", Params([]), {"status": status, "message": message, "here": ""})
+        soon = status == 404 and request.url.path.startswith("/now/")  # a run that is about to begin
+        context = {"status": status, "message": message, "here": "", "retry": soon}
+        text = templates.render("error.html", Params([]), context)
         return _html(text, status)
 
     return answer

@@ -12,7 +12,7 @@ from antiphon.dashboard.site import Site
 INTERVAL = 1.0  # seconds between looks at a run's files
 BEAT = 15  # looks between signs of life
 MOST_STREAMS = 64
-WATCHED = ("metrics.jsonl", "summary.json", "ledger.db-wal", "ledger.db")
+WATCHED = ("metrics.jsonl", "summary.json", "ledger.db-wal", "ledger.db", "live.json")
 Sign = list[tuple[int, int]]
 
 

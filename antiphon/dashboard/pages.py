@@ -9,6 +9,7 @@ from antiphon.dashboard.site import Site
 from antiphon.dashboard.views.attempt import AttemptPage, query_attempt
 from antiphon.dashboard.views.compare import ComparePage, query_compare
 from antiphon.dashboard.views.group import GroupPage, query_group
+from antiphon.dashboard.views.now import NowPage, query_now
 from antiphon.dashboard.views.record import RecordPage, query_record
 from antiphon.dashboard.views.rollouts import RolloutsPage, query_rollouts
 from antiphon.dashboard.views.run import RunPage, query_run
@@ -37,6 +38,7 @@ class Page:
 PAGES = (
     Page("/runs", query_runs, RunsPage, "runs.html"),
     Page("/compare", query_compare, ComparePage, "compare.html"),
+    Page("/now/", query_now, NowPage, "now.html"),
     Page("/run/", query_run, RunPage, "run.html"),
     Page("/rollouts/", query_rollouts, RolloutsPage, "rollouts.html"),
     Page("/group/", query_group, GroupPage, "group.html"),

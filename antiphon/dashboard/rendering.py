@@ -106,6 +106,20 @@ def spark(values: list[float], width: int = 96, height: int = 22) -> Markup:
     ).format(w=width, h=height, points=points, label=f"from {number(known[0])} to {number(known[-1])}")
 
 
+def area(values: list[float], places: list[float], base: float, height: float) -> str:
+    """Return the corners of an area below a curve for a polygon of SVG; the greatest value reaches `height` above `base`.
+
+    Args:
+        values: Values that are not negative, [N].
+        places: Their horizontal places, ascending, [N].
+        base: Vertical place of 0.
+        height: Height of the greatest value.
+    """
+    scale = height / max([*values, 1e-9])
+    corners = " ".join(f"{x:.1f},{base - scale * y:.1f}" for x, y in zip(places, values, strict=True))
+    return f"{places[0]:.1f},{base:g} {corners} {places[-1]:.1f},{base:g}" if places else ""
+
+
 class Templates:
     """The templates of the dashboard, with links below the proxy's prefix."""
 
@@ -120,7 +134,7 @@ class Templates:
             lstrip_blocks=True,
         )
         self._env.globals.update(url=self.url, version=version, is_bundle=is_bundle)
-        self._env.filters.update(number=number, duration=duration, ago=ago, spark=spark)
+        self._env.filters.update(number=number, duration=duration, ago=ago, spark=spark, area=area)
 
     def url(self, path: str, name: str = "", query: str = "", **params: object) -> str:
         """Return the address of a page.

@@ -2,6 +2,7 @@
 
 runs/<name>/config.yaml      the resolved configuration
             metrics.jsonl    one line a step; `sft_step` counts those of supervised fine-tuning
+            live.json        who does what and waits for whom, while it runs
             summary.json     results of the run
             ledger.db        the fate of every prompt, attempt and step
             rollouts/        trajectories, in Parquet
@@ -58,6 +59,11 @@ class RunDirectory:
     def metrics(self) -> Path:
         """File with one JSON object a step."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def live(self) -> Path:
+        """File with the state of a run that goes on."""
+        return self.path / "live.json"
 
     @property
     def samples(self) -> Path:

@@ -24,7 +24,7 @@ attempt  RUNNING ──▶ FINISHED ──▶ TRAINED | FILTERED | STALE | CANCE
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
 from antiphon.core.errors import StateError
@@ -107,6 +107,10 @@ class Admission:
     def groups(self) -> tuple[int, ...]:
         """Return the numbers of the live groups, in the order of their admission."""
         return tuple(self._groups)
+
+    def live_groups(self) -> Collection[LiveGroup]:
+        """Return the live groups, in the order of their admission."""
+        return self._groups.values()
 
     def state(self, group: int) -> GroupState | None:
         """Return the state of a live group; None once its slot is released."""

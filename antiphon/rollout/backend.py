@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from antiphon.core.types import AttemptId, OnUpdate, PolicyVersion, Prompt, Sampling, Trajectory, WeightsUpdate
 from antiphon.rollout.attempt import AttemptRunner, UnscoredAttempt
+from antiphon.rollout.engine_state import PoolLoad
 from antiphon.rollout.episode import EpisodeRunner
 from antiphon.rollout.pool import EnginePool
 
@@ -54,6 +55,10 @@ class RolloutBackend:
     @property
     def requeued_tokens(self) -> int:
         """Number of tokens that engines read again because others had died or were asleep."""
+        raise NotImplementedError
+
+    def describe_load(self) -> PoolLoad:
+        """Return what each engine does now."""
         raise NotImplementedError
 
     async def run(self, prompt: Prompt, attempt: AttemptId, started: PolicyVersion) -> Trajectory:
@@ -133,6 +138,10 @@ class LocalRollouts(RolloutBackend):
     @override
     def requeued_tokens(self) -> int:
         return self._pool.requeued_tokens
+
+    @override
+    def describe_load(self) -> PoolLoad:
+        return self._pool.describe_load()
 
     @property
     def version(self) -> int:

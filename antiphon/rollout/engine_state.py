@@ -4,6 +4,7 @@ import asyncio
 import heapq
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from antiphon.engines.base import GenerationHandle, InferenceEngine
 
@@ -33,9 +34,35 @@ class EngineState:
         """True if it accepts requests at all."""
         return self.open and not self.asleep
 
+    def describe_load(self) -> "EngineLoad":
+        """Return what it does now."""
+        state = "asleep" if self.asleep else "leaving" if not self.open else "loading" if self.loads else "ready"
+        name = f"engine {self.number}"
+        return EngineLoad(name, len(self.handles), self.engine.capacity, self.engine.version, state)
+
     def accepts(self, version: int) -> bool:
         """Return True if a request that needs at least this version may go there now."""
         return self.awake and self.running < self.limit and self.version >= version
+
+
+class EngineLoad(NamedTuple):
+    """What an engine, or all engines of a rollout worker, do at a moment.
+
+    `capacity` is 0 if it is not known; `state` is ready, loading, asleep or leaving.
+    """
+
+    name: str
+    running: int  # requests
+    capacity: int  # requests decoded at once
+    version: int
+    state: str
+
+
+class PoolLoad(NamedTuple):
+    """What the engines of a run do at a moment."""
+
+    engines: list[EngineLoad]
+    waiting: int  # requests that no engine has yet
 
 
 class LeastLoaded:

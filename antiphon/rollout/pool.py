@@ -19,7 +19,7 @@ from antiphon.engines.base import GenerationHandle, InferenceEngine
 from antiphon.engines.deltas import Delta
 from antiphon.record.events import Events
 from antiphon.rollout.config import RolloutConfig
-from antiphon.rollout.engine_state import EngineState
+from antiphon.rollout.engine_state import EngineState, PoolLoad
 from antiphon.rollout.engine_supervisor import EngineSupervisor, EngineSupply, LoadWeights
 from antiphon.rollout.request_placement import RequestPlacement
 
@@ -74,6 +74,12 @@ class EnginePool:
     def version(self) -> int:
         """Oldest version that an engine holds."""
         return min((member.engine.version for member in self._placement.members), default=0)
+
+    def describe_load(self) -> PoolLoad:
+        """Return what each engine does now, and how many requests wait for one."""
+        engines = [member.describe_load() for member in self._placement.members]
+        running = sum(engine.running for engine in engines)
+        return PoolLoad(engines, max(self._placement.outstanding - running, 0))
 
     def add(self, engine: InferenceEngine) -> EngineState:
         """Add an engine. It serves what its version allows: if its weights are old, everything once it has loaded."""

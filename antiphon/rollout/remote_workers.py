@@ -21,6 +21,7 @@ from antiphon.record.events import Events
 from antiphon.rollout.attempt import UnscoredAttempt
 from antiphon.rollout.backend import Refresh, RolloutBackend, keep_weights
 from antiphon.rollout.config import RolloutConfig
+from antiphon.rollout.engine_state import EngineLoad, PoolLoad
 from antiphon.rollout.engine_supervisor import RETRY_SECONDS
 
 
@@ -138,6 +139,16 @@ class RolloutWorkers(RolloutBackend):
     @override
     def requeued_tokens(self) -> int:  # without those of attempts that a dead worker took along
         return sum(worker.counts.requeued_tokens for worker in self._ever)
+
+    @override
+    def describe_load(self) -> PoolLoad:
+        """Return the attempts of each worker; how its engines share them, only the worker knows."""
+        state = "asleep" if self._asleep else "ready"
+        loads = [
+            EngineLoad(f"worker {worker.number}", worker.open.total(), 0, worker.version, state)
+            for worker in self._workers
+        ]
+        return PoolLoad(loads, 0)
 
     @override
     async def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:

@@ -24,6 +24,7 @@ from antiphon.run.launch.models import start_training
 from antiphon.run.launch.record import RunRecord, open_record
 from antiphon.run.launch.rollouts import start_rollout_workers, start_rollouts
 from antiphon.run.launch.tasks import TaskData, load_tasks
+from antiphon.run.live_state import keep_live_state
 from antiphon.run.loop import Run
 from antiphon.run.pack_size import choose_pack_size, keep_pack_size
 from antiphon.run.publisher import WeightPublisher
@@ -85,6 +86,7 @@ async def start_run(config: RunConfig, *, overwrite: bool = False, resume: bool 
             )
         )
         stack.push_async_exit(run.stepper.end)
+        await stack.enter_async_context(keep_live_state(run))
         start.confirm()
         yield run
 

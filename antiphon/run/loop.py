@@ -61,6 +61,7 @@ class Run:
         self._waits = RunWaits(parts.config, parts.deadlines)
         self._stopping = StopSignal()
         self.stepper = Stepper(self.train, self.stop)
+        self.scheduler: Scheduler | None = None  # of reinforcement learning, once it has begun
         self._since = 0.0  # when reinforcement learning began, had it never been interrupted
         self._last_cut: dict[str, Any] = {}  # after the last step
 
@@ -181,7 +182,7 @@ class Run:
         """Drive both loops to the last step; returns the number of steps done."""
         weights, resumption = self.parts.weights, self.parts.record.resumption
         self._since = _now() - self.progress.seconds
-        scheduler = self._make_scheduler()
+        scheduler = self.scheduler = self._make_scheduler()
         weights.on_publish = scheduler.publish
         try:
             async with weights.updating() as learner:

@@ -1,6 +1,21 @@
 // Live pages: parts of the page are fetched again when the run writes something, or every few seconds while they ask for it.
 const LEAST = 2000; // milliseconds between two updates
 
+// Change one element into another in place, so that animations go on and transitions begin at the old values.
+function morph(part, other) {
+  for (const { name } of [...part.attributes]) if (!other.hasAttribute(name)) part.removeAttribute(name);
+  for (const { name, value } of [...other.attributes]) if (part.getAttribute(name) !== value) part.setAttribute(name, value);
+  const children = [...part.childNodes];
+  [...other.childNodes].forEach((fresh, place) => {
+    const old = children[place];
+    if (!old) part.append(document.adoptNode(fresh));
+    else if (old.nodeType !== fresh.nodeType || old.nodeName !== fresh.nodeName) old.replaceWith(document.adoptNode(fresh));
+    else if (old.nodeType === Node.ELEMENT_NODE) morph(old, fresh);
+    else if (old.nodeValue !== fresh.nodeValue) old.nodeValue = fresh.nodeValue;
+  });
+  for (const old of children.slice(other.childNodes.length)) old.remove();
+}
+
 async function swap() {
   const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
   if (!answer.ok) return;
@@ -10,7 +25,8 @@ async function swap() {
     if (!other || part.contains(document.activeElement)) continue;
     const ticked = new Set([...part.querySelectorAll("input:checked")].map((each) => each.value));
     for (const each of other.querySelectorAll("input[type=checkbox]")) each.checked = ticked.has(each.value);
-    part.replaceWith(document.adoptNode(other));
+    if ("morph" in part.dataset) morph(part, other);
+    else part.replaceWith(document.adoptNode(other));
   }
 }
 
@@ -19,11 +35,15 @@ export function watch(onChange) {
   const update = () => {
     if (waiting || document.hidden) return;
     waiting = true;
-    setTimeout(() => { waiting = false; last = Date.now(); swap().then(onChange); }, Math.max(0, LEAST - (Date.now() - last)));
+    setTimeout(() => { waiting = false; last = Date.now(); swap().then(onChange, () => {}); }, Math.max(0, LEAST - (Date.now() - last)));
   };
   if (document.body.dataset.live) {
     const stream = new EventSource(document.body.dataset.live);
-    stream.onmessage = update;
+    const isNow = "now" in document.body.dataset; // other pages do not show what live.json says
+    stream.onmessage = (event) => { if (isNow || JSON.parse(event.data).changed.some((name) => name !== "live.json")) update(); };
+    let lost = false; // something may have been missed while the connection was
+    stream.onerror = () => { lost = true; };
+    stream.onopen = () => { if (lost) update(); lost = false; };
     document.addEventListener("visibilitychange", () => { if (!document.hidden) update(); });
   }
   const poll = () => {

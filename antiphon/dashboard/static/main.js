@@ -14,6 +14,7 @@ document.addEventListener("click", (event) => {
   addChart(document.querySelector("[data-more]"), link.textContent, link.dataset.metric);
 });
 drawCharts(document);
+if (document.querySelector("[data-retry]")) setTimeout(() => location.reload(), 2000);
 watch(refreshCharts);
 listenToKeys(refreshCharts);
 brush();

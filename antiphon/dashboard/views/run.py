@@ -114,7 +114,7 @@ def query_run(site: Site, params: Params) -> RunPage:
     return RunPage(
         card=card,
         figures=_list_figures(card, table),
-        remaining=_estimate_remaining(card, table),
+        remaining=estimate_remaining(card, table),
         charts=charts,
         absent=absent,
         metrics=sorted({*metrics.training.names, *metrics.supervised.names}),
@@ -144,7 +144,7 @@ def _list_figures(card: RunCard, table: MetricTable) -> list[Figure]:
     ]
 
 
-def _estimate_remaining(card: RunCard, table: MetricTable) -> float | None:
+def estimate_remaining(card: RunCard, table: MetricTable) -> float | None:
     """Estimate the seconds until the last step from the mean duration of the last 20."""
     if card.state != "running" or not card.steps or not len(table):
         return None

@@ -852,3 +852,27 @@ def test_tokens_are_told_as_they_come():
         assert (await task).tokens.tolist() == [0, 0]
 
     asyncio.run(main())
+
+
+def test_load_of_each_engine_is_described():
+    async def main():
+        one, two = HeldEngine(capacity=1), HeldEngine(capacity=3)
+        pool = pool_of(one, two)
+        tasks = [asyncio.create_task(pool.generate(request(f"r{number}"))) for number in range(9)]
+        await settle()
+        loading = asyncio.create_task(pool.load(WeightsUpdate(version=1, location="", manifest=None), OnUpdate.KEEP))
+        two.may_load.set()
+        await settle()
+        load = pool.describe_load()
+        assert [each.running for each in load.engines] == [len(one.started), len(two.started)]
+        assert load.waiting == 9 - len(one.started) - len(two.started) > 0
+        assert [(each.capacity, each.version, each.state) for each in load.engines] == [
+            (1, 0, "loading"),
+            (3, 1, "ready"),
+        ]
+        for task in (loading, *tasks):
+            task.cancel()
+        await asyncio.gather(loading, *tasks, return_exceptions=True)
+        assert sum(each.running for each in pool.describe_load().engines) == pool.describe_load().waiting == 0
+
+    asyncio.run(main())

@@ -157,6 +157,9 @@ def test_what_workers_say_of_their_pools_is_added_up():
         handles[1].say(word("stale", version=2, engines=1, generated_tokens=5, requeued_tokens=4))
         assert [shard.version for shard in made] == [3, 2]
         assert (shards.engines, shards.generated_tokens, shards.requeued_tokens) == (3, 15, 5)
+        made[1].open["7"] += 4
+        loads = shards.describe_load().engines
+        assert [(load.running, load.version) for load in loads] == [(0, 3), (4, 2)]
         refreshed = asyncio.Queue()
         watch = asyncio.ensure_future(shards.watch(refreshed.put))
         assert await refreshed.get() is made[1]
