@@ -12,6 +12,7 @@ export TOKENIZERS_PARALLELISM ?= false
 SUITES := $(wildcard tests/chaos tests/system tests/parity tests/browser tests/gpu)
 # A file to a process. Unit tests are run in a random order; whole runs in theirs, the longest first: some share processes.
 JS := antiphon/dashboard/static/vendor
+AXE := tests/browser/vendor
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
@@ -46,10 +47,11 @@ chaos: $(VENV)/.installed-dev  ## 60 kills of real processes at random, and 6 of
 browser: $(VENV)/.installed-dev  ## the dashboard in a chromium of the system
 	pytest -q -p no:randomly tests/browser
 
-vendor:  ## install the third-party JavaScript of the dashboard by its lock file and copy it; needs npm
-	cd $(JS) && npm ci --ignore-scripts --no-audit --no-fund
+vendor:  ## install the third-party JavaScript of the dashboard and its tests by lock files and copy it; needs npm
+	for each in $(JS) $(AXE); do (cd $$each && npm ci --ignore-scripts --no-audit --no-fund) || exit 1; done
 	cp $(addprefix $(JS)/node_modules/uplot/,dist/uPlot.esm.js dist/uPlot.min.css LICENSE) $(JS)/uplot
-	rm -r $(JS)/node_modules
+	cp $(addprefix $(AXE)/node_modules/axe-core/,axe.min.js LICENSE) $(AXE)/axe-core
+	rm -r $(JS)/node_modules $(AXE)/node_modules
 
 vllm: $(VENV)/.installed-dev envs/vllm/.installed  ## what needs vLLM: contract and whole runs, on a CPU, in an environment of its own
 	ANTIPHON_VLLM_PYTHON=$(CURDIR)/envs/vllm/bin/python pytest -q tests/system/engine_contract tests/system/test_vllm.py

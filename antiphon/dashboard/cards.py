@@ -115,7 +115,7 @@ def _sign(run: Path) -> tuple[Any, ...]:
 def _read_card(name: str, run: Path) -> RunCard:
     config = safe_files.read_config(run)
     last, spark = _read_steps(run)
-    summary = _read_summary(run)
+    summary = read_summary(run)
     state, problem = _find_state(run, summary)
     first = datetime.fromtimestamp((run / "config.yaml").stat().st_mtime, UTC)
     wrote = datetime.fromtimestamp(_last_write(run), UTC)
@@ -167,7 +167,8 @@ def _interval(value: Any) -> list[float] | None:
     return None
 
 
-def _read_summary(run: Path) -> dict[str, Any]:
+def read_summary(run: Path) -> dict[str, Any]:
+    """Return the summary of a run; empty if it has none yet."""
     if not (run / "summary.json").exists():
         return {}
     found = safe_files.read_json(run, "summary.json", MOST_SUMMARY)

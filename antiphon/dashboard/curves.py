@@ -1,7 +1,6 @@
 """The metrics of a run as arrays, read once and then followed as the file grows, in bounded memory."""
 
 import itertools
-import json
 import threading
 from bisect import bisect_left
 from collections import OrderedDict
@@ -9,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -63,10 +63,10 @@ class MetricTable:
             if len(self._columns) < MOST_METRICS:
                 self._columns.setdefault(name[:200], len(self._columns))
         self._grow(row + 1, len(self._columns))
-        for name, value in numbers.items():
-            column = self._columns.get(name[:200])
-            if column is not None:
-                self._values[row, column] = value
+        known = [
+            (column, value) for name, value in numbers.items() if (column := self._columns.get(name[:200])) is not None
+        ]
+        self._values[row, [column for column, _ in known]] = [value for _, value in known]
 
     def column(self, name: str) -> Curve:
         """Return a metric, [steps]; NaN where a step does not have it."""
@@ -151,7 +151,7 @@ class Metrics:
 
     def _add(self, line: bytes) -> None:
         try:
-            values = json.loads(line)
+            values = msgspec.json.decode(line)
             is_supervised = "sft_step" in values or any(name.startswith("sft/") for name in values)
             step, lineage = int(values.pop("sft_step", values.get("step"))), int(values.pop("lineage", 0))
             values.pop("step", None)

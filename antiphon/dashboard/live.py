@@ -10,6 +10,7 @@ from antiphon.dashboard.errors import RequestError
 from antiphon.dashboard.site import Site
 
 INTERVAL = 1.0  # seconds between looks at a run's files
+GAP = 5  # looks between two events: a page costs the server more than a look
 BEAT = 15  # looks between signs of life
 MOST_STREAMS = 64
 WATCHED = ("metrics.jsonl", "summary.json", "ledger.db-wal", "ledger.db", "live.json")
@@ -48,18 +49,17 @@ class Changes:
         try:
             before = await asyncio.to_thread(_look, run)
             yield "retry: 5000\n\n"
-            quiet = 0
+            quiet = GAP
             while True:
                 await asyncio.sleep(INTERVAL)
                 now = await asyncio.to_thread(_look, run)
-                if now != before:
+                if now != before and quiet >= GAP:
                     changed = [
                         name for name, one, other in zip((*WATCHED, "state"), before, now, strict=True) if one != other
                     ]
                     before, quiet = now, 0
                     yield f"data: {json.dumps({'changed': changed})}\n\n"
-                elif (quiet := quiet + 1) >= BEAT:
-                    quiet = 0
+                elif (quiet := quiet + 1) % BEAT == 0:
                     yield ": still here\n\n"
         finally:
             self._streams -= 1

@@ -99,7 +99,7 @@ def _explain_update(
 def _explain_gradient(
     reader: RunReader, row: AttemptRow, credit: Credit, config: Mapping[str, Any], siblings: list[AttemptRow]
 ) -> str:
-    step = next((step for step in reader.list_steps(row.lineage) if step.step == row.step), None)
+    step = reader.find_step(row.lineage, row.step)
     if step is not None and step.batch == digest_batches([]):
         warmup = (config.get("critic") or {}).get("warmup_steps", 0)
         why = f"critics warm up (critic.warmup_steps: {warmup})" if row.step is not None and row.step <= warmup else ""

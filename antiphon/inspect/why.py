@@ -90,7 +90,7 @@ def _describe_attempt(reader: RunReader, row: AttemptRow) -> Iterator[tuple[str,
 def _describe_status(reader: RunReader, row: AttemptRow) -> str:
     if row.status != "trained":
         return row.status
-    step = next((step for step in reader.list_steps(row.lineage) if step.step == row.step), None)
+    step = reader.find_step(row.lineage, row.step)
     if step is None or step.version is None:
         ledger = reader.directory / "ledger.db"
         raise RecordError(f"{ledger}: step {row.step}, which trained on {row.name}, is not in it", path=ledger)

@@ -28,6 +28,10 @@ class PromptKey(NamedTuple):
     epoch: int
 
 
+# An attempt is found by its primary key, which begins with the lineage: lineages are few.
+IN_LINEAGE = "lineage IN (SELECT lineage FROM lineages WHERE ? IS NULL OR lineage = ?)"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineageRow:
     """One uninterrupted execution of a run."""
@@ -137,10 +141,8 @@ class RunReader:
 
     def find_attempt(self, attempt: AttemptId, lineage: int | None = None) -> AttemptRow | None:
         """Return an attempt of a lineage, by default of the newest one that has it; None if there is none."""
-        condition = (
-            "grp = ? AND sibling = ? AND try = ? AND lineage = coalesce(?, lineage) ORDER BY lineage DESC LIMIT 1"
-        )
-        return next(self._attempts(condition, *attempt, lineage), None)
+        condition = f"grp = ? AND sibling = ? AND try = ? AND {IN_LINEAGE} ORDER BY lineage DESC LIMIT 1"
+        return next(self._attempts(condition, *attempt, lineage, lineage), None)
 
     def list_siblings(self, row: AttemptRow) -> list[AttemptRow]:
         """Return all attempts of an attempt's group, itself included."""
@@ -177,8 +179,8 @@ class RunReader:
 
     def list_attempts(self, group: int, sibling: int | None = None, lineage: int | None = None) -> Iterator[AttemptRow]:
         """Yield all attempts of a group, or of one sibling, in all lineages or in one."""
-        condition = "grp = ? AND sibling = coalesce(?, sibling) AND lineage = coalesce(?, lineage)"
-        return self._attempts(f"{condition} ORDER BY lineage, sibling, try", group, sibling, lineage)
+        condition = f"grp = ? AND sibling = coalesce(?, sibling) AND {IN_LINEAGE}"
+        return self._attempts(f"{condition} ORDER BY lineage, sibling, try", group, sibling, lineage, lineage)
 
     def iterate_attempts(self, status: str = "") -> Iterator[AttemptRow]:
         """Yield all attempts of all lineages, or those with one status."""
@@ -213,13 +215,20 @@ class RunReader:
             if step is not None:
                 yield step, attempt
 
+    def find_step(self, lineage: int, step: int | None) -> StepRow | None:
+        """Return a step of a lineage; None if there is none."""
+        return next(iter(self._read_steps("s.lineage = ? AND step = ?", lineage, step)), None)
+
     def list_steps(self, lineage: int | None = None) -> list[StepRow]:
         """Return the steps of one lineage, or of all, in order."""
+        return self._read_steps("s.lineage = coalesce(?, s.lineage)", lineage)
+
+    def _read_steps(self, condition: str, *values: Any) -> list[StepRow]:
         rows = self._query(
             "SELECT s.lineage, step, s.version, batch, digest AS weights, took AS began, released, undone FROM steps s"
             " LEFT JOIN versions v ON v.lineage = s.lineage AND v.version = s.version"
-            " WHERE s.lineage = coalesce(?, s.lineage) ORDER BY step, s.lineage",
-            lineage,
+            f" WHERE {condition} ORDER BY step, s.lineage",
+            *values,
         )
         return [_make_step(row) for row in rows]
 

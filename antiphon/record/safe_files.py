@@ -5,11 +5,14 @@ nesting and expansion are bounded. A file that cannot be read raises one `Record
 is imported, resolved or run.
 """
 
+import copy
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +81,14 @@ def read_json(directory: Path, name: str, most: int = MOST_JSON) -> Any:
 
 def read_config(run: Path) -> dict[str, Any]:
     """Return the configuration of a run as plain values."""
-    found: dict[str, Any] = read_yaml(resolve_file(run, "config.yaml"))
+    path = resolve_file(run, "config.yaml")
+    stat = path.stat()
+    return copy.deepcopy(_parse_config(path, (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)))
+
+
+@lru_cache(maxsize=64)
+def _parse_config(path: Path, version: tuple[int, ...]) -> dict[str, Any]:
+    found: dict[str, Any] = read_yaml(path)
     return found
 
 
@@ -87,8 +97,11 @@ def read_metrics(run: Path, lineage: int, step: int) -> dict[str, Any]:
     if not (run / "metrics.jsonl").exists():
         return {}
     found: dict[str, Any] = {}
+    is_step = re.compile(rb'"step"\s*:\s*%d\b' % step)  # to parse all lines of a long run takes its time
     with convert_read_errors(f"{run.name}/metrics.jsonl"), resolve_file(run, "metrics.jsonl").open("rb") as file:
         while line := file.readline(MOST_JSON):
+            if not is_step.search(line):
+                continue
             values = json.loads(line)
             if (values.get("lineage", 0), values.get("step")) == (lineage, step):
                 found = values
@@ -113,7 +126,16 @@ def check_model_files(directory: Path, *, confined: bool = True) -> None:
 
 
 def read_table(path: Path, schema: "pa.Schema") -> "pa.Table":
-    """Return columns of a Parquet file, decoded in bounded parts.
+    """Return columns of a Parquet file; raise `RecordError` as `iterate_batches` does."""
+    import pyarrow as pa
+
+    batches = list(iterate_batches(path, schema))
+    with convert_read_errors(path):
+        return pa.Table.from_batches(batches, None if batches else schema).select(schema.names).cast(schema)
+
+
+def iterate_batches(path: Path, schema: "pa.Schema") -> "Iterator[pa.RecordBatch]":
+    """Yield columns of a Parquet file in bounded parts.
 
     Raises:
         RecordError: The file is damaged, lacks a column of `schema`, or expands to more than its size makes plausible.
@@ -126,7 +148,7 @@ def read_table(path: Path, schema: "pa.Schema") -> "pa.Table":
     most = PARQUET_FLOOR + PARQUET_RATIO * size
     with convert_read_errors(path), pq.ParquetFile(path) as file:
         _check_columns(path, file, schema)
-        rows, decoded, batches = _batch_rows(path, file, most), 0, []
+        rows, decoded = _batch_rows(path, file, most), 0
         for batch in file.iter_batches(batch_size=rows, columns=schema.names, use_threads=False):
             lists = [column for column in batch.columns if pa.types.is_list(column.type)]
             decoded += batch.nbytes + sum(
@@ -134,9 +156,7 @@ def read_table(path: Path, schema: "pa.Schema") -> "pa.Table":
             )  # a flag takes a bit here and a byte later
             if decoded > most:
                 raise RecordError(f"{path} holds more than {most:,} bytes in {size:,}; it is not read", path=path)
-            batches.append(batch)
-        found = pa.Table.from_batches(batches, None if batches else schema)
-        return found.select(schema.names).cast(schema)
+            yield batch
 
 
 def read_rows(path: Path, schema: "pa.Schema", first: int, count: int) -> "pa.Table":

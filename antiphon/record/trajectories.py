@@ -37,6 +37,7 @@ from antiphon.core.types import (
 )
 from antiphon.record import safe_files
 
+GROUP_TOKENS = 1 << 19  # of a row group, about
 _STREAM = pa.struct(
     [("name", pa.string()), ("dtype", pa.string()), ("shape", pa.list_(pa.int32())), ("data", pa.binary())]
 )
@@ -114,8 +115,11 @@ def write(file: Path | IO[bytes], lineage: int, trajectories: Sequence[Trajector
         pa.array([_encode(meta).decode() for meta in metas], pa.string()),
     ]
     table = pa.Table.from_arrays(columns, schema=SCHEMA)
+    # A reader of one attempt reads its row group alone.
+    tokens = sum(len(segment.tokens) for segment in segments)
+    size = max(GROUP_TOKENS * len(rows) // max(tokens, 1), 1)
     # Log-probs hardly repeat: dictionaries would take half of the time, and half of the file.
-    pq.write_table(table, file, compression="zstd", use_dictionary=False, write_statistics=False)
+    pq.write_table(table, file, row_group_size=size, compression="zstd", use_dictionary=False, write_statistics=False)
 
 
 _PER_TOKEN = ("tokens", "loss_mask", "logprobs", "versions")

@@ -1,5 +1,6 @@
 """Copy attempts from a run's ledger into its index, at first all of them, then those that may have changed."""
 
+import itertools
 import json
 import sqlite3
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from antiphon.record import safe_files
 from antiphon.record.safe_ledger import open_ledger
 
 GROUPS = 2_000  # whose attempts are copied in one transaction
+FIRST_GROUPS = 100  # in the first one, which pages wait for
 MOST_TEXT = 300  # characters of a failure
 COPY = """
 INSERT INTO attempts (lineage, grp, sibling, try, task, prompt, epoch, status, started, step, age, score, tokens,
@@ -26,20 +28,13 @@ ON CONFLICT (lineage, grp, sibling, try) DO UPDATE SET status = excluded.status,
 """
 
 
-def copy_attempts(
-    index: sqlite3.Connection,
-    run: Path,
-    report: Callable[[float], None] = lambda share: None,
-    *,
-    check_pages: bool = True,
-) -> int:
+def copy_attempts(index: sqlite3.Connection, run: Path, report: Callable[[float], None] = lambda share: None) -> int:
     """Copy the attempts that are new or were not at their end the last time.
 
     Args:
         index: The index, open for writing.
         run: The run directory.
         report: Called with the share that is done.
-        check_pages: As in `open_ledger`.
 
     Returns:
         The number of groups whose attempts were copied.
@@ -47,7 +42,7 @@ def copy_attempts(
     ledger = run / "ledger.db"
     if not ledger.exists():
         return 0
-    with closing(open_ledger(run, check_pages=check_pages)):  # holds our tables and nothing else
+    with closing(open_ledger(run, check_pages=False)):  # it has our tables alone; pages are checked by the audit
         pass
     mode = "mode=ro" if ledger.with_name("ledger.db-wal").exists() else "immutable=1"
     index.execute("ATTACH ? AS run", (f"{ledger.absolute().as_uri()}?{mode}",))
@@ -71,8 +66,8 @@ def _copy(index: sqlite3.Connection, report: Callable[[float], None]) -> int:
     total, done = sum(stop - first for _, first, stop in ranges), 0
     for lineage, first, stop in ranges:  # in the order of time, as row numbers are
         mark: int | None = None  # first group that has not ended
-        for begin in range(first, stop, GROUPS):
-            end = min(begin + GROUPS, stop)
+        edges = [first, *range(min(first + FIRST_GROUPS, stop), stop, GROUPS), stop]
+        for begin, end in itertools.pairwise(edges):
             index.execute(COPY, {"lineage": lineage, "first": begin, "stop": end, "text": MOST_TEXT})
             mark = _find_open(index, lineage, begin, end) if mark is None else mark
             key, value = f"mark {lineage}", str(end if mark is None else mark)

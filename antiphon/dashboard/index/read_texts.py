@@ -1,10 +1,12 @@
 """Index the texts of recorded trajectories for full-text search, file by file, the newest first."""
 
+import itertools
 import json
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -18,9 +20,9 @@ MOST_TOKENS = 16_384  # of a segment that are indexed
 PREVIEW = 160  # characters
 FLAG_PREFIX = "mark/"  # of the parts of a score that flag a response, as tasks name them
 MOST_FLAGS = 32  # of an attempt
-COLUMNS = pa.schema(
-    [SCHEMA.field(name) for name in ("lineage", "grp", "sibling", "try", "segment", "tokens", "loss_mask", "meta")]
-)
+COMMIT_SECONDS = 0.5  # between two commits
+NUMBERS = ("lineage", "grp", "sibling", "try")
+COLUMNS = pa.schema([SCHEMA.field(name) for name in (*NUMBERS, "tokens", "loss_mask", "meta")])
 
 
 def index_texts(
@@ -40,21 +42,24 @@ def index_texts(
     done = {row[0] for row in index.execute("SELECT file FROM files")}
     known = [row[0] for row in index.execute("SELECT DISTINCT file FROM attempts WHERE file IS NOT NULL")]
     missing = sorted(set(known) - done, key=_order, reverse=True)
-    count = 0
+    count, committed = 0, time.monotonic()
     for file in missing:
         if not go_on((len(known) - len(missing) + count) / len(known)) or _size(index) > MOST_BYTES:
             break
-        try:
-            found = list(_read_file(index, run, file, texts))
-        except AntiphonError:
-            found = []  # the page of an attempt names the damage
-        index.executemany("INSERT OR REPLACE INTO previews VALUES (?, ?, ?)", [each[:3] for each in found])
-        index.executemany("INSERT INTO texts (rowid, text) VALUES (?, ?)", [(each[0], each[3]) for each in found])
-        flags = [(flag, row) for row, *_, meta in found for flag in _read_flags(meta)]
-        index.executemany("INSERT OR IGNORE INTO flags VALUES (?, ?)", flags)
-        index.execute("INSERT INTO files VALUES (?, ?)", (file, len(found)))
-        index.commit()
+        found = 0
+        with suppress(AntiphonError):  # the page of an attempt names the damage
+            for row, prompt, response, text, meta in _read_file(index, run, file, texts):
+                index.execute("INSERT OR REPLACE INTO previews VALUES (?, ?, ?)", (row, prompt, response))
+                index.execute("INSERT INTO texts (rowid, text) VALUES (?, ?)", (row, text))
+                flags = [(flag, row) for flag in _read_flags(meta)]
+                index.executemany("INSERT OR IGNORE INTO flags VALUES (?, ?)", flags)
+                found += 1
+        index.execute("INSERT INTO files VALUES (?, ?)", (file, found))
         count += 1
+        if time.monotonic() > committed + COMMIT_SECONDS:  # each commit writes a segment of the search
+            index.commit()
+            committed = time.monotonic()
+    index.commit()
     return count
 
 
@@ -73,26 +78,16 @@ def _read_file(
 ) -> Iterator[tuple[int, str, str, str, str]]:
     """Yield row in the index, previews of prompt and response, text, and facts as JSON of each trajectory of a file."""
     path = safe_files.resolve_file(run, f"rollouts/{file}")
-    table = safe_files.read_table(path, COLUMNS)
-    with safe_files.convert_read_errors(path):
-        names = ("lineage", "grp", "sibling", "try", "segment")
-        numbers = list(zip(*(table.column(name).to_pylist() for name in names), strict=True))
-        tokens, masks, facts = (table.column(name) for name in ("tokens", "loss_mask", "meta"))
-        metas: dict[tuple[Any, ...], str] = {}
-        whole: dict[tuple[Any, ...], list[tuple[str, str]]] = {}
-        for place, (*attempt, _) in enumerate(numbers):
-            ids, mask = tokens[place].as_py()[:MOST_TOKENS], masks[place].as_py()[:MOST_TOKENS]
-            begin = mask.index(True) if True in mask else len(ids)
-            if tuple(attempt) not in metas:
-                metas[tuple(attempt)] = facts[place].as_py()
-            whole.setdefault(tuple(attempt), []).append((texts.decode(ids[:begin]), texts.decode(ids[begin:])))
     query = "SELECT row FROM attempts WHERE lineage = ? AND grp = ? AND sibling = ? AND try = ?"
-    for attempt_id, parts in whole.items():
-        row = index.execute(query, attempt_id).fetchone()
+    # Segments of an attempt are neighbours.
+    for attempt, segments in itertools.groupby(_read_segments(path, texts), key=lambda each: each[0]):
+        _, prompts, responses, metas = zip(*segments, strict=True)
+        parts = list(zip(prompts, responses, strict=True))
+        row = index.execute(query, attempt).fetchone()
         if row is not None and not index.execute("SELECT 1 FROM previews WHERE row = ?", row).fetchone():
             prompt, response = parts[0]
             text = "\n".join(f"{before}\n{after}" for before, after in parts)
-            yield row[0], prompt[-PREVIEW:], response[:PREVIEW], text.replace("\0", " "), metas[attempt_id]
+            yield row[0], prompt[-PREVIEW:], response[:PREVIEW], text.replace("\0", " "), metas[0]
 
 
 def _read_flags(meta: str) -> list[str]:
@@ -106,3 +101,15 @@ def _read_flags(meta: str) -> list[str]:
         ]
     except (ValueError, TypeError, KeyError, RecursionError):
         return []
+
+
+def _read_segments(path: Path, texts: TokenTexts) -> Iterator[tuple[tuple[int, ...], str, str, str]]:
+    """Yield the numbers of its attempt, the text of the prompt and that of the rest, and facts as JSON of each segment."""
+    for batch in safe_files.iterate_batches(path, COLUMNS):
+        with safe_files.convert_read_errors(path):
+            numbers = list(zip(*(batch.column(name).to_pylist() for name in NUMBERS), strict=True))
+            tokens, masks, facts = (batch.column(name) for name in ("tokens", "loss_mask", "meta"))
+            for place, attempt in enumerate(numbers):
+                ids, mask = (each[place].values[:MOST_TOKENS].to_pylist() for each in (tokens, masks))
+                begin = mask.index(True) if True in mask else len(ids)
+                yield attempt, texts.decode(ids[:begin]), texts.decode(ids[begin:]), facts[place].as_py() or ""

@@ -83,6 +83,14 @@ def _connect(path: Path) -> sqlite3.Connection:
     return db
 
 
+def open_empty() -> sqlite3.Connection:
+    """Open an index of nothing for queries."""
+    db = sqlite3.connect(":memory:", check_same_thread=False)
+    db.executescript(TABLES)
+    db.row_factory = sqlite3.Row
+    return db
+
+
 def open_for_reading(path: Path) -> sqlite3.Connection:
     """Open an index for queries."""
     db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False, timeout=5)

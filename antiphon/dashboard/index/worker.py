@@ -11,10 +11,11 @@ from pathlib import Path
 
 from antiphon.core.errors import AntiphonError, RecordError
 from antiphon.dashboard.index import copy_ledger, read_events, read_texts
-from antiphon.dashboard.index.store import identify, index_path, open_for_reading, open_index
+from antiphon.dashboard.index.store import identify, index_path, open_empty, open_for_reading, open_index
 from antiphon.inspect.token_texts import TokenTexts
 
 FRESH_SECONDS = 2.0  # for which an index counts as up to date
+TEXT_SECONDS = 2.0  # for which texts are read before attempts are copied again
 FIRST_SECONDS = 0.5  # for which a page waits for the first attempts
 
 
@@ -53,7 +54,6 @@ class IndexWorker:
         self._progress: dict[Path, Progress] = {}
         self._asked: queue.Queue[Path | None] = queue.Queue()
         self._waiting: set[Path] = set()
-        self._checked: set[str] = set()
         self._texts: dict[Path, TokenTexts] = {}
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._work, name="dashboard index", daemon=True)
@@ -84,18 +84,18 @@ class IndexWorker:
         self._update(run, progress)
 
     def open(self, run: Path) -> sqlite3.Connection:
-        """Open the index of a run for queries.
+        """Open the index of a run for queries; an empty one until the first attempts are copied.
 
         Raises:
-            RecordError: It is not there: the ledger cannot be read, or nothing of it was copied yet.
+            RecordError: The ledger cannot be read, or nobody has asked for the index by `refresh`.
         """
         path = index_path(run, self._cache)
         progress = self._progress.get(run)
         if progress is not None and progress.failure:
             raise RecordError(progress.failure, path=run)
-        if progress is None or not progress.ready.is_set():
-            raise RecordError("The index of this run is being built; try again in a moment.", path=run)
-        return open_for_reading(path)
+        if progress is None:
+            raise RecordError("nobody has asked for the index of this run", path=run)
+        return open_for_reading(path) if progress.ready.is_set() else open_empty()
 
     def _work(self) -> None:
         with suppress(OSError, AttributeError):
@@ -112,17 +112,14 @@ class IndexWorker:
             progress.ready.set()
 
     def _update(self, run: Path, progress: Progress) -> None:
-        identity = identify(run)
-        index = open_index(index_path(run, self._cache), identity)
+        index = open_index(index_path(run, self._cache), identify(run))
         try:
 
             def report(share: float) -> None:
                 progress.attempts = share
                 progress.ready.set()
 
-            is_known = identity in self._checked
-            copy_ledger.copy_attempts(index, run, report, check_pages=not is_known)
-            self._checked.add(identity)
+            copy_ledger.copy_attempts(index, run, report)
             progress.attempts, progress.updated, progress.failure = 1.0, time.monotonic(), ""
             progress.ready.set()
             with self._lock:
@@ -134,9 +131,11 @@ class IndexWorker:
             index.close()
 
     def _read_texts(self, index: sqlite3.Connection, run: Path, progress: Progress) -> None:
+        until = time.monotonic() + TEXT_SECONDS
+
         def go_on(share: float) -> bool:
             progress.texts = share
-            if self._asked.empty():
+            if self._asked.empty() or time.monotonic() < until:  # pages that ask again and again must not stop it
                 return True
             self.refresh_later(run)  # somebody waits for attempts: texts go on after that
             return False

@@ -3,6 +3,7 @@
 import json
 import re
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ MOST_PAGES = 200
 MOST_COUNTED = 10_000  # matches; more are not counted
 MOST_SCORES = 5_000  # of which the histogram is made
 BINS = 20
+FEW = 5_000  # attempts that match a filter and are looked up one by one
 MOST_MATCHES = 20_000  # of a search, if they are not in the order of the search
 SORTS = {
     "newest": "a.lineage DESC, a.grp DESC, a.sibling DESC, a.try DESC",
@@ -119,10 +121,13 @@ def query_rollouts(site: Site, params: Params) -> RolloutsPage:
     if not 0 <= page < MOST_PAGES:
         raise RequestError(f"page: {page} is not valid; valid are 0 to {MOST_PAGES - 1}; narrow the filter instead")
     sort = params.choice("sort", list(SORTS), "newest")
-    source, where, values = _make_filter(params, sort)
+    filters = list(_read_filters(params))
+    match = make_match(words) if (words := params.text("q")) else ""
     progress = site.index.refresh(run)
+    copied, searchable = 1.0 if progress.is_complete else progress.attempts, progress.texts  # before the rows are read
     with closing(site.index.open(run)) as db:
-        order = SORTS[sort] if sort != "newest" or not params.text("q") else "texts.rowid DESC"
+        source, where, values = _make_condition(db, filters, match, sort)
+        order = SORTS[sort] if sort != "newest" or not match else "texts.rowid DESC"
         rows = db.execute(
             f"SELECT a.*, p.prompt AS question, p.response AS answer FROM {source}"
             f" LEFT JOIN previews p ON p.row = a.row WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?",
@@ -142,43 +147,49 @@ def query_rollouts(site: Site, params: Params) -> RolloutsPage:
         tasks=known["task"],
         flags=flags,
         scores=scores,
-        copied=1.0 if progress.is_complete else progress.attempts,
-        searchable=progress.texts,
+        copied=copied,
+        searchable=searchable,
         problem=progress.problem,
         page=page,
         sort=sort,
     )
 
 
-def _make_filter(params: Params, sort: str) -> tuple[str, str, list[object]]:
-    """Return the tables, the condition and its values of a query."""
-    conditions: list[str] = ["1"]
-    values: list[object] = []
+def _read_filters(params: Params) -> Iterator[tuple[str, object]]:
+    """Yield the condition of each filter and its value."""
     for key, (condition, kind) in RANGES.items():
         value = params.integer(key) if kind is int else params.number(key)
         if value is not None:
-            conditions.append(condition)
-            values.append(value)
+            yield condition, value
     if status := params.choice("status", [each.value for each in AttemptStatus]):
-        conditions.append("a.status = ?")
-        values.append(status)
+        yield "a.status = ?", status
     if task := params.text("task"):
-        conditions.append("a.task = ?")
-        values.append(task)
+        yield "a.task = ?", task
     if flag := params.text("flag"):
-        conditions.append("a.row IN (SELECT row FROM flags WHERE flag = ?)")
-        values.append(flag)
+        yield "a.row IN (SELECT row FROM flags WHERE flag = ?)", flag
+
+
+def _make_condition(
+    db: sqlite3.Connection, filters: list[tuple[str, object]], match: str, sort: str
+) -> tuple[str, str, list[object]]:
+    """Return the tables, the condition and its values of a query for attempts."""
+    conditions, values = ["1"], [value for _, value in filters]
+    for condition, value in filters:
+        # Few attempts are looked up. Of many, the order of the rows finds the first ones sooner: a plus sign keeps SQLite
+        # from an index.
+        counted = f"SELECT count(*) FROM (SELECT 1 FROM attempts a WHERE {condition} LIMIT {FEW + 1})"
+        is_few = db.execute(counted, (value,)).fetchone()[0] <= FEW
+        conditions.append(f"a.row IN (SELECT a.row FROM attempts a WHERE {condition})" if is_few else f"+{condition}")
     if sort in KNOWN:
         conditions.append(f"a.{KNOWN[sort]} IS NOT NULL")
-    source = "attempts a"
-    if words := params.text("q"):
-        # CROSS JOIN keeps the order: matches come from the search, newest first, and are looked up one by one.
-        source = "texts CROSS JOIN attempts a ON a.row = texts.rowid"
-        if sort != "newest":
-            found = f"SELECT rowid FROM texts WHERE texts MATCH ? ORDER BY rowid DESC LIMIT {MOST_MATCHES}"
-            return "attempts a", " AND ".join([*conditions, f"a.row IN ({found})"]), [*values, make_match(words)]
-        return source, " AND ".join(["texts MATCH ?", *conditions]), [make_match(words), *values]
-    return source, " AND ".join(conditions), values
+    if not match:
+        return "attempts a", " AND ".join(conditions), values
+    if sort != "newest":
+        found = f"SELECT rowid FROM texts WHERE texts MATCH ? ORDER BY rowid DESC LIMIT {MOST_MATCHES}"
+        return "attempts a", " AND ".join([*conditions, f"a.row IN ({found})"]), [*values, match]
+    # CROSS JOIN keeps the order: matches come from the search, newest first, and are looked up one by one.
+    source = "texts CROSS JOIN attempts a ON a.row = texts.rowid"
+    return source, " AND ".join(["texts MATCH ?", *conditions]), [match, *values]
 
 
 def make_match(words: str) -> str:

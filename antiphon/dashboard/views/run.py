@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 
 from antiphon.core.errors import AntiphonError
-from antiphon.dashboard.cards import RunCard, read_notes
+from antiphon.dashboard.cards import RunCard, read_notes, read_summary
 from antiphon.dashboard.charts import CHARTS
 from antiphon.dashboard.curves import MetricTable
 from antiphon.dashboard.params import Params
 from antiphon.dashboard.site import Site
 from antiphon.dashboard.views.alarms import Alarm, list_alarms
+from antiphon.dashboard.views.findings import Finding, list_findings
 from antiphon.dashboard.views.series import AXES, choose_table
 from antiphon.inspect.settings import list_changed_settings
 
@@ -54,6 +55,7 @@ class RunPage:
     Attributes:
         card: Its line in the list of runs.
         figures: Its numbers now.
+        findings: What stands out, with the pages that show it.
         remaining: Seconds until its last step, if it runs.
         charts: Charts whose metrics it has.
         absent: Titles of charts whose metrics it lacks, and the settings that record them.
@@ -69,6 +71,7 @@ class RunPage:
 
     card: RunCard
     figures: list[Figure]
+    findings: list[Finding]
     remaining: float | None
     charts: list[ChartCard]
     absent: list[tuple[str, str]]
@@ -114,6 +117,7 @@ def query_run(site: Site, params: Params) -> RunPage:
     return RunPage(
         card=card,
         figures=_list_figures(card, table),
+        findings=list_findings(run, metrics.training, read_summary(run).get("alarms")),
         remaining=estimate_remaining(card, table),
         charts=charts,
         absent=absent,

@@ -2,7 +2,7 @@
 
 import sqlite3
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,12 @@ from antiphon.record.timeline import union_length
 CELLS = 240  # of a lane
 MOST_ROWS = 8  # of spans above each other in a lane; a lane with more shows its load
 MOST_DRAWN = 3_000  # spans that are drawn one by one
-MOST_SPANS = 200_000  # that are counted; of more, every second one and so on
+MOST_SPANS = 10_000  # that are read; of more, every second one and so on
 MOST_LANES = 64
-MOST_ATTEMPTS = 20_000  # whose number at a time is counted; of more, every second one and so on
+MOST_ATTEMPTS = 10_000  # whose number at a time is counted; of more, every second one and so on
 RawSpan = tuple[str, str, float, float]  # kind, label, begin, end
 BUSY = ("request", "aborted", "step")
+SLOW = 1.5  # times the median of the other engines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,17 +44,23 @@ class Lane:
 
     Attributes:
         name: Its name.
-        busy: Share of the interval in which it did something.
+        busy: Share of the interval in which it did something; None if not all spans are read.
         spans: What it did, if that can be drawn one by one.
         rows: Rows of spans.
         load: Else the number of requests at places evenly spaced in the interval.
+        requests: Number of requests.
+        seconds: Median duration of a request.
+        is_slow: True if that is much longer than on the other engines.
     """
 
     name: str
-    busy: float
+    busy: float | None
     spans: list[Span]
     rows: int
     load: list[float]
+    requests: int = 0
+    seconds: float | None = None
+    is_slow: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,10 +144,13 @@ def _find_bounds(
 ) -> tuple[float, float]:
     begins = [steps[0][1]] if steps else []
     ends = [steps[-1][2]] if steps else []
-    row = index.execute("SELECT min(begun), max(begun) FROM attempts WHERE lineage = ?", (lineage,)).fetchone()
-    queries: list[Any] = [row]
+    # One extreme a query: only then an index leads to it at once.
+    query = "SELECT (SELECT min(begun) FROM attempts WHERE lineage = ?1), (SELECT max(begun) FROM attempts WHERE lineage = ?1)"
+    queries: list[Any] = [index.execute(query, (lineage,)).fetchone()]
     if has_spans:
-        queries.append(index.execute("SELECT min(start), max(stop) FROM spans").fetchone())
+        longest, _ = read_extent(index)
+        query = "SELECT (SELECT min(start) FROM spans), max(stop) FROM spans WHERE start >= (SELECT max(start) FROM spans) - ?"
+        queries.append(index.execute(query, (longest,)).fetchone())
     begins += [each[0] for each in queries if each[0] is not None]
     ends += [each[1] for each in queries if each[1] is not None]
     first, last = min(begins, default=0.0), max(ends, default=1.0)
@@ -151,14 +161,25 @@ def _read_lanes(index: sqlite3.Connection, start: float, stop: float) -> list[La
     """Return the lanes of an interval."""
     where = "start < ? AND start >= ? AND stop >= ?"
     longest, names = read_extent(index)
-    inside = (stop, start - longest, start)
-    (count,) = index.execute(f"SELECT count(*) FROM spans WHERE {where}", inside).fetchone()
+    inside: tuple[float, ...] = (stop, start - longest, start)
+    query = f"SELECT count(*), min(number), max(number) FROM spans WHERE {where}"
+    count, lowest, highest = index.execute(query, inside).fetchone()
     stride = -(-count // MOST_SPANS) or 1
-    query = f"SELECT lane, kind, label, start, stop FROM spans WHERE {where} AND number % ? = 0 ORDER BY start"
+    query = f"SELECT lane, kind, label, start, stop FROM spans WHERE {where} ORDER BY start"
+    if stride > 1:  # look single rows up, and leave the others unread
+        numbers = "WITH RECURSIVE n (i) AS (SELECT ? UNION ALL SELECT i + ? FROM n WHERE i < ?)"
+        query = f"{numbers} SELECT lane, kind, label, start, stop FROM n CROSS JOIN spans ON number = i WHERE {where}"
+        inside = (lowest, stride, highest, *inside)
     lanes: dict[str, list[RawSpan]] = {name: [] for name in names}
-    for lane, *span in index.execute(query, (*inside, stride)):
+    for lane, *span in index.execute(query, inside):
         lanes.setdefault(lane, []).append((span[0], span[1], span[2], span[3]))
-    return [_make_lane(name, lanes[name], start, stop, stride) for name in sorted(lanes, key=_rank_lane)]
+    found = [_make_lane(name, lanes[name], start, stop, stride) for name in sorted(lanes, key=_rank_lane)]
+    return [replace(lane, is_slow=_is_slow(lane, found)) for lane in found]
+
+
+def _is_slow(lane: Lane, lanes: list[Lane]) -> bool:
+    others = [each.seconds for each in lanes if each is not lane and each.seconds is not None]
+    return bool(lane.seconds and others) and lane.seconds > SLOW * float(np.median(others))
 
 
 def _rank_lane(name: str) -> tuple[bool, int, str]:
@@ -172,12 +193,15 @@ def _make_lane(name: str, spans: list[RawSpan], start: float, stop: float, strid
     busy = union_length((max(begin, start), min(end, stop)) for kind, _, begin, end in inside if kind in BUSY)
     drawn, rows = _stack(inside) if stride == 1 and len(inside) <= MOST_DRAWN else ([], 0)
     is_drawn = 0 < rows <= MOST_ROWS
+    seconds = [end - begin for kind, _, begin, end in inside if kind == "request"]
     return Lane(
         name=name,
-        busy=min(busy / (stop - start), 1.0),
+        busy=min(busy / (stop - start), 1.0) if stride == 1 else None,
         spans=drawn if is_drawn else [span for span in drawn if span.kind not in BUSY][:MOST_DRAWN],
         rows=rows if is_drawn else 1,
         load=[] if is_drawn else _count_load([span for span in inside if span[0] in BUSY], start, stop, stride),
+        requests=len(seconds) * stride,
+        seconds=float(np.median(seconds)) if seconds else None,
     )
 
 

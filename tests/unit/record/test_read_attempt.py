@@ -99,3 +99,15 @@ def test_damaged_file_is_named(file):
     with pytest.raises(RecordError) as caught:
         trajectories.read_attempt(file, AttemptId(1, 1, 0))
     assert str(file) in str(caught.value)
+
+
+def test_writer_limits_the_tokens_of_a_row_group(tmp_path, monkeypatch):
+    monkeypatch.setattr("antiphon.record.trajectories.GROUP_TOKENS", 30)
+    path = tmp_path / "rollouts.parquet"
+    written = [make(number, 1) for number in range(12)]
+    trajectories.write(path, 0, written)
+    with pq.ParquetFile(path) as file:
+        groups = [file.read_row_group(number, ["tokens"]) for number in range(file.num_row_groups)]
+    sizes = [sum(len(row.as_py()) for row in group.column("tokens")) for group in groups]
+    assert len(sizes) > 3 and max(sizes) <= 2 * 30  # by mean length: rows differ
+    assert list(trajectories.read(path)) == [each.meta.id for each in written]
