@@ -179,7 +179,7 @@ def _read_lanes(index: sqlite3.Connection, start: float, stop: float) -> list[La
 
 def _is_slow(lane: Lane, lanes: list[Lane]) -> bool:
     others = [each.seconds for each in lanes if each is not lane and each.seconds is not None]
-    return bool(lane.seconds and others) and lane.seconds > SLOW * float(np.median(others))
+    return lane.seconds is not None and bool(others) and lane.seconds > SLOW * float(np.median(others))
 
 
 def _rank_lane(name: str) -> tuple[bool, int, str]:
