@@ -74,7 +74,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveState:
-    """What a run did when it last wrote its state.
+    """The state of a run when it last wrote it.
 
     Attributes:
         quiet: Seconds since it wrote the state.

@@ -46,7 +46,7 @@ class EngineState:
 
 
 class EngineLoad(NamedTuple):
-    """What an engine, or all engines of a rollout worker, do at a moment.
+    """Load and version of an engine, or of all engines of a rollout worker, at a moment.
 
     `capacity` is 0 if it is not known; `state` is ready, loading, asleep or leaving.
     """
@@ -59,7 +59,7 @@ class EngineLoad(NamedTuple):
 
 
 class PoolLoad(NamedTuple):
-    """What the engines of a run do at a moment."""
+    """The engines of a run at a moment."""
 
     engines: list[EngineLoad]
     waiting: int  # requests that no engine has yet

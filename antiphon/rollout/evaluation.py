@@ -20,7 +20,7 @@ RESAMPLES = 2000  # of the bootstrap
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPlan:
-    """How a task is evaluated: see `TaskEvaluationConfig`."""
+    """Evaluation of this task (`TaskEvaluationConfig`)."""
 
     samples: int
     sampling: Sampling

@@ -198,7 +198,7 @@ class TaskEvaluationConfig(Config):
     samples: Annotated[int, unit("completions")] | None = Field(None, gt=0)
     """Completions a prompt; null is `evaluation.samples`."""
     sampling: TaskSamplingConfig = TaskSamplingConfig()
-    """How these are sampled, where it differs from the task's `sampling` and from `evaluation.temperature`."""
+    """Sampling settings that differ from the task's `sampling` and from `evaluation.temperature`."""
     success_at: float = 1.0
     """Least score of a success. Accuracy is the share of completions that are a success; one without a score is none."""
     success_part: str = ""
@@ -227,7 +227,7 @@ class TaskConfig(Config):
     system: str | None = None
     """System message before each prompt."""
     sampling: TaskSamplingConfig = TaskSamplingConfig()
-    """How tokens are sampled, where it differs from `rollout.sampling`."""
+    """Sampling settings that differ from `rollout.sampling`."""
     environment: str | None = None
     """A name from docs/environments.md, or package.module:attribute; without one, an episode is a single turn."""
     environment_options: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What stands out in a run: alarms, falls of the reward, truncation, lost engines, undone steps; each leads to its samples."""
+"""Findings in a run: alarms, falls of the reward, truncation, lost engines, undone steps; each leads to its samples."""
 
 import sqlite3
 from collections.abc import Iterator

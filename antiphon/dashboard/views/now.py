@@ -48,7 +48,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learner:
-    """What the learner does, whether it works or waits, for how long, and the share of the last minutes in which it worked."""
+    """The learner at a moment: if it works or waits, for how long, and the share of the last minutes in which it worked."""
 
     activity: str
     is_working: bool
