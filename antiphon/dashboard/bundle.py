@@ -19,7 +19,7 @@ from antiphon.record import safe_files
 
 FIRST, ABSENT = "index.html", "not_in_bundle.html"
 STATIC = ("style.css", "icon.svg")
-MOST_ATTEMPTS = 120  # that have pages
+MOST_ATTEMPTS = 200  # that have pages
 # Kinds of pages in the order in which they are made: lists before what they link to, since the first links get a page.
 # Each has the parameters that its addresses may have, and the number of its pages.
 KINDS: dict[str, tuple[set[str], int]] = {
