@@ -199,7 +199,7 @@ class TaskEvaluationConfig(Config):
     """Completions a prompt; null is `evaluation.samples`."""
     sampling: TaskSamplingConfig = TaskSamplingConfig()
     """Sampling settings that differ from the task's `sampling` and from `evaluation.temperature`."""
-    success_at: float = 1.0
+    success_at: Annotated[float, unit("score")] = 1.0
     """Least score of a success. Accuracy is the share of completions that are a success; one without a score is none."""
     success_part: str = ""
     """Part of the score that is compared with `success_at`, such as `success` of an environment; empty is the score itself."""
