@@ -108,7 +108,7 @@ def test_a_failing_part_is_placed_and_named(code):
 
 
 def test_a_reward_that_cannot_be_imported_is_placed(code):
-    for source, line in (("\nimport no_such_module\n", 2), ("def reward(:\n", 1)):
+    for source, line in (("\nimport no_such_module\nreward = max\n", 2), ("def reward(:\n", 1)):
         (code.folder / "broken.py").write_text(source)
         for command in ("train", "check"):
             assert f"broken.py:{line})" in refused(code.run(command, code.config(), "tasks.0.reward=broken:reward"))
