@@ -71,7 +71,7 @@ REFUSED_AFTER_THE_FOLDER = {
 
 @pytest.mark.parametrize("case", REFUSED_AFTER_THE_FOLDER)
 def test_a_refused_run_leaves_its_name_free(project, case):
-    (project.folder / "broken.py").write_text("import no_such_module\n")
+    (project.folder / "broken.py").write_text("import no_such_module\nreward = max\n")
     changes, reason = REFUSED_AFTER_THE_FOLDER[case]
     overrides = [f"{key}={value}" for key, value in changes.items()]
     for _ in range(2):
