@@ -1,4 +1,4 @@
-"""Who holds up whom in a run, from the waits and loads that it recorded."""
+"""The parts of a run that hold up others, from the waits and loads that it recorded."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
