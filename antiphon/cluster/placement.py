@@ -8,7 +8,8 @@
     with learner        the devices of another role
     anywhere            any node of the cluster
 
-Several parts are separated by commas. The devices of a role are divided evenly among its workers, in order.
+Several parts are separated by commas. The devices of a role are divided evenly among its workers, in order; those of rewards
+and environments are one place on each node, which all of their processes there share.
 """
 
 import re
@@ -160,7 +161,9 @@ def assign_devices(
     devices = _resolve_devices(asked, nodes, patient)
     _refuse_conflicts(devices)
     places = {
-        role: tuple(_assign_places(role, found, nodes, workers.get(role, 0))) if workers.get(role) != 0 else ()
+        role: tuple(_assign_places(role, _share_devices(role, found, workers.get(role, 0)), nodes))
+        if workers.get(role) != 0
+        else ()
         for role, found in devices.items()
     }
     training = {device for role in TRAINING for device in devices.get(role, ())}
@@ -173,7 +176,12 @@ def assign_devices(
         for role in GENERATING
         if role in devices
     }
-    anywhere = {role: (Place(anywhere=True),) for role, text in config.roles.items() if text == ANYWHERE}
+    everywhere = tuple(Place(node=node.id) for node in nodes if not node.has_left)
+    anywhere = {
+        role: everywhere if role in ALWAYS_RUNNING else (Place(anywhere=True),)
+        for role, text in config.roles.items()
+        if text == ANYWHERE
+    }
     return Placement(places | anywhere, time_shared)
 
 
@@ -274,12 +282,20 @@ def _split_devices(devices: Sequence[Device], workers: int) -> list[Sequence[Dev
     return [devices[number * size : (number + 1) * size] for number in range(workers)]
 
 
-def _assign_places(role: str, devices: Sequence[Device], nodes: Sequence[Node], workers: int) -> Iterator[Place | None]:
+def _share_devices(role: str, devices: Sequence[Device], workers: int) -> list[Sequence[Device]]:
+    """Return the devices of each worker of a role; of one that always runs, those of each node."""
+    if role in ALWAYS_RUNNING:
+        at = dict.fromkeys(device.node for device in devices)
+        return [[device for device in devices if device.node == node] for node in at]
     more, fewer = max(len(devices), workers), min(len(devices), workers) or 1
     if more % fewer:
         message = f"{len(devices)} devices cannot be divided evenly among {workers} workers"
         raise ConfigError(message, key=f"placement.{role}", value=len(devices))
-    for share in _split_devices(devices, workers):
+    return _split_devices(devices, workers)
+
+
+def _assign_places(role: str, shares: Iterable[Sequence[Device]], nodes: Sequence[Node]) -> Iterator[Place | None]:
+    for share in shares:
         at = {device.node for device in share}
         if NOWHERE in at:
             yield None

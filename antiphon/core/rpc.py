@@ -143,6 +143,10 @@ class Client:
         """End the worker by force."""
         self._handle.kill()
 
+    async def end(self) -> None:
+        """End the worker."""
+        await self._handle.close()
+
     def _on_reply(self, reply: Reply) -> None:
         match reply.kind:
             case "result" | "error" if (answer := self._answers.get(reply.key)) is not None:

@@ -50,22 +50,36 @@ def resolve_placement(nodes: Sequence[Node], config: RunConfig, *, least: int | 
     _check_devices(config, found)
     if config.rollout.workers:
         _check_trainer_node(found, beside)
-    if (reward := found.place("reward")) is not None and reward.node != beside.node:
-        raise ConfigError("rewards run beside the controller, on node0", key="placement.reward")
-    _check_graders(config, reward)
+    _check_graders(config, found.known_places("reward"))
+    _check_environments(config, found.known_places("environment"))
     return found
 
 
-def _check_graders(config: RunConfig, reward: Place | None) -> None:
-    """Raise `ConfigError` if rewards have GPUs that no process would ever see."""
+def _check_graders(config: RunConfig, places: Sequence[Place]) -> None:
+    """Raise `ConfigError` if rewards have GPUs on a node that no process there would ever see."""
     own = [task.grading for task in config.tasks if task.grading is not None]
     pools = own + [config.grading] * (len(own) < sum(not task.route for task in config.tasks))
     processes = sum(max(pool.workers, pool.max_workers) for pool in pools)
-    if reward is not None and len(reward.gpus) > processes:
+    most = max((len(place.gpus) for place in places), default=0)
+    if most > processes:
         raise ConfigError(
-            f"{len(reward.gpus)} GPUs are more than the {processes} processes that grade at most (workers, "
+            f"{most} GPUs on one node are more than the {processes} processes that grade there at most (workers, "
             "max_workers in grading), each of which sees one",
             key="placement.reward",
+        )
+
+
+def _check_environments(config: RunConfig, places: Sequence[Place]) -> None:
+    """Raise `ConfigError` if no process of an environment would ever run on some of the nodes."""
+    if config.placement.environment == ANYWHERE:
+        return
+    pools = [task.environment_pool for task in config.tasks if task.environment]
+    processes = sum(max(pool.workers, pool.max_workers) for pool in pools)
+    if pools and len(places) > processes:
+        raise ConfigError(
+            f"{len(places)} nodes are more than the {processes} processes that environments have at most (workers, "
+            "max_workers in environment_pool)",
+            key="placement.environment",
         )
 
 

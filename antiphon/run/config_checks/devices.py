@@ -49,8 +49,8 @@ def check_placement(config: "RunConfig") -> Iterator[Problem]:
     for role, text in placement.roles.items():
         if text == ANYWHERE and cluster.kind == "local":
             yield f"placement.{role}", "'anywhere' needs cluster.kind: ray"
-        if role in ("learner", "reward") and text == ANYWHERE:
-            yield f"placement.{role}", f"cannot be 'anywhere' for {role}: name devices, or leave it out"
+        if role == "learner" and text == ANYWHERE:
+            yield "placement.learner", "cannot be 'anywhere' for the learner: name devices, or leave it out"
     if placement.engine == ANYWHERE and config.weights.channel == "shared_memory" and not config.weights.directory:
         yield (
             "weights.channel",

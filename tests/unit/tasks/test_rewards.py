@@ -12,6 +12,7 @@ from antiphon.core.types import Message, Prompt, Sampling, Score, ScoreStatus, T
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.config import GradingConfig, PromptsConfig, TaskConfig
 from antiphon.tasks.grading.pool import GradingPool
+from antiphon.tasks.grading.worker_process import PoolSettings
 from antiphon.tasks.prompts import load_prompts
 from antiphon.tasks.rewards import build_reward
 from antiphon.tasks.rewards.extract import last_boxed, last_match
@@ -87,7 +88,9 @@ def test_answer_that_hangs_the_verifier_is_ungraded() -> None:
 
     async def run() -> list[Score]:
         config = GradingConfig(workers=1, deadline=1.5)
-        async with GradingPool({"t": (f"{__name__}:hangs_on_seven", {})}, config, Deadlines()) as pool:
+        async with GradingPool(
+            PoolSettings(rewards={"t": (f"{__name__}:hangs_on_seven", {})}, config=config), Deadlines()
+        ) as pool:
             prompt = ask({"answer": "5"})
             return await asyncio.gather(*(pool.score(prompt, answer(rf"\boxed{{{text}}}")) for text in responses))
 
