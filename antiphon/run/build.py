@@ -113,9 +113,10 @@ async def _start_workers(
         await check_rewards_at_start(context, tasks, graders.router)
     shared = context.placement.shared
     if context.config.rollout.workers:
-        await grader_stack.aclose()  # each rollout worker has graders of its own
+        await grader_stack.aclose()  # each rollout worker has graders of its own; the judges stay
         training, workers = await asyncio.gather(
-            start_training(context, model, record.directory), start_rollout_workers(context, model, record.lineage)
+            start_training(context, model, record.directory),
+            start_rollout_workers(context, model, record.lineage, graders.judges),
         )
         return SharedDevices(training, workers, shared=shared)
     training = await start_training(context, model, record.directory)

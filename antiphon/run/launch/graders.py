@@ -1,7 +1,7 @@
 """Starting graders, and the engines of the judges among them."""
 
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -26,31 +26,30 @@ from antiphon.tasks.rendering import Renderer
 HOST_WORKER = "antiphon.tasks.grading.host:GradingHostWorker"
 
 
+class Judges(NamedTuple):
+    """Judges of the tasks that have one."""
+
+    generate: Mapping[str, Generate]  # asks the judge, by task
+    pools: list[EnginePool]
+
+
 class Graders(NamedTuple):
     """Running graders of all tasks."""
 
     router: RewardRouter
-    judges: list[EnginePool]
+    judges: Judges
 
 
 @asynccontextmanager
-async def start_graders(context: LaunchContext) -> AsyncIterator[Graders]:
-    """Run the graders of all tasks, and the engines of their judges.
+async def start_graders(context: LaunchContext, judges: Judges | None = None) -> AsyncIterator[Graders]:
+    """Run the graders of all tasks, and the engines of their judges unless these run already.
 
     In a run with a placement, graders see the GPUs that are placed for rewards and no others.
     """
-    config = context.config
-    generate: dict[str, Generate] = {}
-    pools: list[EnginePool] = []
-    first = 0  # device of the next judge
-    for task in config.tasks:
-        if task.judge is not None:
-            pool, generate[task.name] = await _start_judge(context, task.name, task.judge, first)
-            first += task.judge.replicas
-            pools.append(pool)
-    make_pools = partial(_make_pools, context)
-    async with RewardRouter(config.tasks, config.grading, context.deadlines, generate, make_pools) as router:
-        yield Graders(router, pools)
+    config, make_pools = context.config, partial(_make_pools, context)
+    judges = judges or await _start_judges(context)
+    async with RewardRouter(config.tasks, config.grading, context.deadlines, judges.generate, make_pools) as router:
+        yield Graders(router, judges)
 
 
 def _make_pools(context: LaunchContext, settings: Sequence[PoolSettings]) -> Pools:
@@ -98,6 +97,18 @@ class _HostStarter:
             host.kill()
             raise
         return host
+
+
+async def _start_judges(context: LaunchContext) -> Judges:
+    generate: dict[str, Generate] = {}
+    pools: list[EnginePool] = []
+    first = 0  # device of the next judge
+    for task in context.config.tasks:
+        if task.judge is not None:
+            pool, generate[task.name] = await _start_judge(context, task.name, task.judge, first)
+            first += task.judge.replicas
+            pools.append(pool)
+    return Judges(generate, pools)
 
 
 async def _start_judge(
