@@ -25,7 +25,8 @@ ANYWHERE = "anywhere"
 NOWHERE = -1  # the node of missing devices
 TRAINING = ("learner", "reference", "critic", "teacher")  # take their turn together
 GENERATING = ("engine", "judge")  # sleep during training where they share devices with it
-ALWAYS_RUNNING = ("environment", "reward")  # run all the time, whichever roles have their turn
+ALWAYS_RUNNING = ("environment", "reward", "reward_model")  # run all the time, whichever roles have their turn
+BY_NODE = ("environment", "reward")  # have one place on each node, which all of their processes there share
 
 _PART = re.compile(r"(?:node(\d+)\.)?([a-z][a-z0-9_-]*):(\d+)(?:-(\d+))?")
 
@@ -178,7 +179,7 @@ def assign_devices(
     }
     everywhere = tuple(Place(node=node.id) for node in nodes if not node.has_left)
     anywhere = {
-        role: everywhere if role in ALWAYS_RUNNING else (Place(anywhere=True),)
+        role: everywhere if role in BY_NODE else (Place(anywhere=True),)
         for role, text in config.roles.items()
         if text == ANYWHERE
     }
@@ -265,11 +266,12 @@ def _refuse_conflicts(devices: Mapping[str, Sequence[Device]]) -> None:
     if gpus := [device for device in devices.get("environment", ()) if device.kind == GPU]:
         message = f"{gpus[0]} cannot be used: environments run on cores"
         raise ConfigError(message, key="placement.environment", value=str(gpus[0]))
-    reward_gpus = {device for device in devices.get("reward", ()) if device.kind == GPU and device.node != NOWHERE}
-    for role in (*TRAINING, *GENERATING):
-        if both := sorted(reward_gpus & {*devices.get(role, ())}):
-            message = f"{both[0]} is also used by {role}, and rewards take no turns: give them GPUs of their own"
-            raise ConfigError(message, key="placement.reward", value=str(both[0]))
+    for grading in ("reward", "reward_model"):
+        gpus_of_it = {device for device in devices.get(grading, ()) if device.kind == GPU and device.node != NOWHERE}
+        for role in (*TRAINING, *GENERATING):
+            if both := sorted(gpus_of_it & {*devices.get(role, ())}):
+                message = f"{both[0]} is also used by {role}, and rewards take no turns: give them GPUs of their own"
+                raise ConfigError(message, key=f"placement.{grading}", value=str(both[0]))
 
 
 def _split_devices(devices: Sequence[Device], workers: int) -> list[Sequence[Device]]:
@@ -283,8 +285,8 @@ def _split_devices(devices: Sequence[Device], workers: int) -> list[Sequence[Dev
 
 
 def _share_devices(role: str, devices: Sequence[Device], workers: int) -> list[Sequence[Device]]:
-    """Return the devices of each worker of a role; of one that always runs, those of each node."""
-    if role in ALWAYS_RUNNING:
+    """Return the devices of each worker of a role, or of each node."""
+    if role in BY_NODE:
         at = dict.fromkeys(device.node for device in devices)
         return [[device for device in devices if device.node == node] for node in at]
     more, fewer = max(len(devices), workers), min(len(devices), workers) or 1

@@ -9,7 +9,7 @@ import inspect
 import itertools
 import threading
 import traceback
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator, Mapping
 from contextlib import suppress
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar
@@ -19,6 +19,7 @@ from antiphon.core.errors import AntiphonError, WorkerDiedError
 from antiphon.core.workers import Worker, WorkerHandle
 
 Handler = Callable[..., Coroutine[Any, Any, Any]]  # runs one call
+Answerer = Callable[..., Awaitable[Any]]  # answers one question of a worker
 STARTED = 0  # the call that is open from the beginning: answered once the worker serves calls
 
 
@@ -58,7 +59,7 @@ class AsyncWorker(Worker):
     def _reply(self, kind: str, key: int = STARTED, value: Any = None) -> None:
         self.emit(Reply(kind, key, value, self._state()))
 
-    async def _ask(self, name: str, *args: Any) -> Any:
+    async def _ask(self, name: Hashable, *args: Any) -> Any:
         """Return what the client's answerer of a name returns, or raise what it raises."""
         number, answer = next(self._numbers), self._loop.create_future()
         self._questions[number] = answer
@@ -129,7 +130,7 @@ class AsyncWorker(Worker):
 class Client:
     """The controller's side of an `AsyncWorker`."""
 
-    def __init__(self, handle: WorkerHandle, answerers: Mapping[str, Handler] | None = None) -> None:
+    def __init__(self, handle: WorkerHandle, answerers: Mapping[Hashable, Answerer] | None = None) -> None:
         """Start a worker; it may ask `answerers` by their names."""
         self._handle = handle
         self._answerers = answerers or {}
@@ -182,7 +183,7 @@ class Client:
                 self.kill()
                 self._on_death(reply.value)
 
-    async def _answer(self, number: int, name: str, args: tuple[Any, ...]) -> None:
+    async def _answer(self, number: int, name: Hashable, args: tuple[Any, ...]) -> None:
         try:
             answer = True, await self._answerers[name](*args)
         except (AntiphonError, ValueError) as error:  # an error of the question, which goes to whoever asked

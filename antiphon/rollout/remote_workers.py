@@ -7,14 +7,14 @@ again on the others, as the same attempts; another worker takes its place.
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from typing_extensions import override
 
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import StallError, WorkerDiedError
-from antiphon.core.rpc import Client, Handler, Reply
+from antiphon.core.rpc import Answerer, Client, Reply
 from antiphon.core.types import AttemptId, OnUpdate, PolicyVersion, Prompt, Sampling, Trajectory, WeightsUpdate
 from antiphon.core.workers import WorkerHandle
 from antiphon.record.events import Events
@@ -44,11 +44,11 @@ class RolloutWorker(Client):
         number: int,
         events: Events,
         report: Callable[[str], None],
-        judges: Mapping[str, Handler] | None = None,
+        judges: Mapping[Hashable, Answerer] | None = None,
     ) -> None:
         """Follow a worker that has share `number` of the engines; pass its events and messages on.
 
-        The worker may ask `judges`, by their tasks.
+        The worker may ask `judges`, by their names.
         """
         self.number = number
         self.counts = Counts()

@@ -17,7 +17,7 @@ from antiphon.run.config import RunConfig
 from antiphon.run.config_checks.user_functions import add_declared_needs, check_import_paths
 from antiphon.run.device_sharing import SharedDevices
 from antiphon.run.launch.context import LaunchContext, open_cluster
-from antiphon.run.launch.graders import start_graders
+from antiphon.run.launch.graders import start_graders, start_judges
 from antiphon.run.launch.model_checks import check_installed, check_model
 from antiphon.run.launch.model_directory import model_directory
 from antiphon.run.launch.models import start_training
@@ -107,8 +107,9 @@ async def _start_workers(
 
     Graders come first: they start quickly, and a reward that cannot be built is found before models are loaded.
     """
+    judges = await start_judges(context, stack)
     grader_stack = await stack.enter_async_context(AsyncExitStack())
-    graders = await grader_stack.enter_async_context(start_graders(context))
+    graders = await grader_stack.enter_async_context(start_graders(context, judges))
     if record.resumption is None:
         await check_rewards_at_start(context, tasks, graders.router)
     shared = context.placement.shared
@@ -116,7 +117,7 @@ async def _start_workers(
         await grader_stack.aclose()  # each rollout worker has graders of its own; the judges stay
         training, workers = await asyncio.gather(
             start_training(context, model, record.directory),
-            start_rollout_workers(context, model, record.lineage, graders.judges),
+            start_rollout_workers(context, model, record.lineage, judges),
         )
         return SharedDevices(training, workers, shared=shared)
     training = await start_training(context, model, record.directory)

@@ -21,6 +21,7 @@ from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.evaluation import TaskPlan
 from antiphon.run.config_checks import find_problems
 from antiphon.tasks.config import CheckConfig, GradingConfig, TaskConfig
+from antiphon.tasks.rewards.reward_model import ClassifierOptions, iterate_classifiers
 from antiphon.weights.config import WeightSyncConfig
 
 
@@ -130,6 +131,12 @@ class RunConfig(Config):
                 success_part=own.success_part,
             )
         return plans
+
+    @property
+    def classifiers(self) -> list[ClassifierOptions]:
+        """The reward models that tasks ask, each once."""
+        found = (model for task in self.tasks for model in iterate_classifiers(task.reward, task.reward_options))
+        return list(dict.fromkeys(found))
 
     @property
     def judged_together(self) -> frozenset[str]:

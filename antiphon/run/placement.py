@@ -32,10 +32,11 @@ def resolve_placement(nodes: Sequence[Node], config: RunConfig, *, least: int | 
     judges = sum(task.judge.replicas for task in config.tasks if task.judge is not None)
     model_ranks = {role: count * config.learner_of(role).mesh.world for role, count in config.counts.items()}
     engines = {"engine": len(kinds), "judge": judges}
+    reward_models = {"reward_model": sum(model.workers for model in config.classifiers)}
     optional: tuple[str, ...] = ("engine",) if least < len(kinds) else ()
     if not least:  # the lost devices of other roles are noticed by those who use them
         optional += GENERATING + ALWAYS_RUNNING
-    found = assign_devices(config.placement, nodes, model_ranks | engines, optional)
+    found = assign_devices(config.placement, nodes, model_ranks | engines | reward_models, optional)
     threads = dict.fromkeys(model_ranks, config.learner.threads) | dict.fromkeys(
         engines, max(kind.threads for kind in kinds)
     )

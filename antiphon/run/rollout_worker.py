@@ -90,8 +90,11 @@ class RolloutWorkerProcess(AsyncWorker):
                 events=self._events,
                 report=partial(self._reply, "message", STARTED),
             )
-            judges = {task.name: partial(self._ask, task.name) for task in config.tasks if task.judge is not None}
-            graders = await stack.enter_async_context(start_graders(context, Judges(judges, [])))
+            judges = Judges(
+                {task.name: partial(self._ask, task.name) for task in config.tasks if task.judge is not None},
+                {model: partial(self._ask, model) for model in config.classifiers},
+            )
+            graders = await stack.enter_async_context(start_graders(context, judges))
             rollouts = await start_rollouts(context, self._model, graders, stack, self._devices.__getitem__)
             self._rollouts = rollouts
             files = PayloadWriter(directory.rollouts, f"lineage-{lineage}-{name}", lineage)

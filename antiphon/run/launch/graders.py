@@ -1,16 +1,18 @@
 """Starting graders, and the engines of the judges among them."""
 
 import itertools
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from antiphon.core.errors import ConfigError, WorkerDiedError
+from antiphon.core.rpc import Answerer
 from antiphon.rollout.judge import make_generate
 from antiphon.rollout.pool import EnginePool
 from antiphon.run.device_assignment import device_assigner
+from antiphon.run.launch.classifiers import start_classifiers
 from antiphon.run.launch.context import LaunchContext
 from antiphon.run.launch.engines import EngineStarter, start_engines
 from antiphon.run.launch.model_directory import model_directory
@@ -22,15 +24,23 @@ from antiphon.tasks.grading.pools import GradingPools, Pools
 from antiphon.tasks.grading.router import RewardRouter
 from antiphon.tasks.grading.worker_process import PoolSettings
 from antiphon.tasks.rendering import Renderer
+from antiphon.tasks.rewards.reward_model import ClassifierOptions, Classify
 
 HOST_WORKER = "antiphon.tasks.grading.host:GradingHostWorker"
 
 
 class Judges(NamedTuple):
-    """Judges of the tasks that have one."""
+    """Models that rewards ask."""
 
-    generate: Mapping[str, Generate]  # asks the judge, by task
-    pools: list[EnginePool]
+    generate: Mapping[str, Generate] = {}  # asks the judge of a task
+    classify: Mapping[ClassifierOptions, Classify] = {}  # asks a reward model
+    pools: Sequence[EnginePool] = ()  # of the judges
+
+    @property
+    def answerers(self) -> dict[Hashable, Answerer]:
+        """What answers the questions of rollout workers, by the task of a judge or the options of a reward model."""
+        named: list[tuple[Hashable, Answerer]] = [*self.generate.items(), *self.classify.items()]
+        return dict(named)
 
 
 class Graders(NamedTuple):
@@ -42,14 +52,22 @@ class Graders(NamedTuple):
 
 @asynccontextmanager
 async def start_graders(context: LaunchContext, judges: Judges | None = None) -> AsyncIterator[Graders]:
-    """Run the graders of all tasks, and the engines of their judges unless these run already.
+    """Run the graders of all tasks, and the models that they ask unless these run already.
 
     In a run with a placement, graders see the GPUs that are placed for rewards and no others.
     """
-    config, make_pools = context.config, partial(_make_pools, context)
-    judges = judges or await _start_judges(context)
-    async with RewardRouter(config.tasks, config.grading, context.deadlines, judges.generate, make_pools) as router:
-        yield Graders(router, judges)
+    config = context.config
+    async with AsyncExitStack() as stack:
+        judges = judges or await start_judges(context, stack)
+        router = RewardRouter(
+            config.tasks,
+            config.grading,
+            context.deadlines,
+            judges.generate,
+            judges.classify,
+            partial(_make_pools, context),
+        )
+        yield Graders(await stack.enter_async_context(router), judges)
 
 
 def _make_pools(context: LaunchContext, settings: Sequence[PoolSettings]) -> Pools:
@@ -99,7 +117,8 @@ class _HostStarter:
         return host
 
 
-async def _start_judges(context: LaunchContext) -> Judges:
+async def start_judges(context: LaunchContext, stack: AsyncExitStack) -> Judges:
+    """Start the models that rewards ask; `stack` ends what the cluster does not."""
     generate: dict[str, Generate] = {}
     pools: list[EnginePool] = []
     first = 0  # device of the next judge
@@ -108,7 +127,7 @@ async def _start_judges(context: LaunchContext) -> Judges:
             pool, generate[task.name] = await _start_judge(context, task.name, task.judge, first)
             first += task.judge.replicas
             pools.append(pool)
-    return Judges(generate, pools)
+    return Judges(generate, await start_classifiers(context, stack), pools)
 
 
 async def _start_judge(

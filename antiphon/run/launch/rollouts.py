@@ -114,7 +114,7 @@ class _WorkerStarter:
         place = at and replace(at, cores=(), gpus=gpus_of(each.place for each in devices))
         args = (serial, str(self._model), self._config, devices, self._lineage, context.events.enabled)
         handle = context.cluster.spawn(f"rollout-{serial}", ROLLOUT_WORKER, *args, place=place)
-        worker = RolloutWorker(handle, number, context.events, context.report, self._judges.generate)
+        worker = RolloutWorker(handle, number, context.events, context.report, self._judges.answerers)
         try:
             await worker.started()
         except BaseException:  # it belongs to nobody, and may hang

@@ -25,6 +25,7 @@ from antiphon.tasks.grading.worker import marked
 from antiphon.tasks.grading.worker_process import PoolSettings
 from antiphon.tasks.rewards import COMPOSED, build_reward, is_asynchronous, reads_only_text
 from antiphon.tasks.rewards.composed import Composition
+from antiphon.tasks.rewards.reward_model import ClassifierOptions, Classify, iterate_classifiers
 
 
 class _Pool(NamedTuple):
@@ -105,6 +106,7 @@ class RewardRouter:
         config: GradingConfig,
         deadlines: Deadlines,
         generate: Mapping[str, Generate] | None = None,
+        classify: Mapping[ClassifierOptions, Classify] | None = None,
         make_pools: Callable[[Sequence[PoolSettings]], Pools] | None = None,
     ) -> None:
         """Set up the pools and graders of all tasks.
@@ -114,6 +116,7 @@ class RewardRouter:
             config: The run's settings, for tasks without `grading` of their own.
             deadlines: Deadlines of all waits.
             generate: For each task with a judge, the callable that queries it.
+            classify: For each reward model, the callable that queries it.
             make_pools: Makes the pools of processes; by default they are on this machine, and see its devices.
         """
         self._of: dict[str, Grader] = {}
@@ -126,7 +129,11 @@ class RewardRouter:
             own, grading = (task.name, task.grading) if task.grading else ("", config)
             for name, (reward, options) in self._apart(task).items():
                 if is_asynchronous(reward):
-                    asking = {"generate": generate[task.name]} if generate and task.name in generate else {}
+                    asking: dict[str, Any] = {}
+                    if generate and task.name in generate:
+                        asking["generate"] = generate[task.name]
+                    if classify and (models := [*iterate_classifiers(reward, options)]):
+                        asking["classify"] = classify[models[0]]
                     self._of[name] = AsyncGrader(name, reward, {**options, **asking}, grading)
                 else:
                     alone.setdefault(_Pool(own, _confined(reward, options, grading)), {})[name] = reward, options
