@@ -56,6 +56,7 @@ class WorkerSet(Generic[C]):
         self._keepers: list[asyncio.Task[None]] = []
         self._ever: list[C] = []
         self._broken: AntiphonError | None = None
+        self.replaces = True  # if not, the first death ends the set
 
     @property
     def ever(self) -> list[C]:
@@ -110,21 +111,27 @@ class WorkerSet(Generic[C]):
                 if worker in self._open:
                     self._open[worker] -= 1
 
+    async def call_all(self, method: str, *args: Any) -> list[Any]:
+        """Call a method of each worker that is alive; `WorkerDiedError` if one dies meanwhile."""
+        return await asyncio.gather(*(worker.call(method, *args) for worker in self._open))
+
     async def _choose(self) -> C:
+        if self._broken is not None:
+            raise self._broken
         while not self._open:
-            if self._broken is not None:
-                raise self._broken
             self._arrived.clear()
             on, patience = f"one of the {self._name}", self._patience + RETRY_SECONDS[1]
             await self._deadlines.wait(self._arrived.wait(), name="worker", owner="run", on=on, deadline=patience)
+            if self._broken is not None:
+                raise self._broken
         return min(self._open, key=self._open.__getitem__)
 
     async def _keep(self, number: int, ready: "asyncio.Future[None]") -> None:
         """Keep the worker of a number alive.
 
         Consumes its deaths, waits for it, is unblocked by its end or its silence, produces a worker in its place. The first
-        start must succeed, else `ready` gets its error. A later error that is not about a process, or deaths one after the
-        other, end the set.
+        start must succeed, else `ready` gets its error. A later error that is not about a process ends the set; so do deaths,
+        one soon after the other, that leave no worker.
         """
         pause, deaths, loop = RETRY_SECONDS[0], 0, asyncio.get_running_loop()
         while True:
@@ -149,14 +156,18 @@ class WorkerSet(Generic[C]):
             succeed(ready, None)
             death = await self._end_of(worker)
             self._lose(worker, death)
-            deaths = deaths + 1 if loop.time() - began < RETRY_SECONDS[1] else 0
-            if deaths == QUICK_DEATHS:
+            if loop.time() - began >= RETRY_SECONDS[1]:
+                pause, deaths = RETRY_SECONDS[0], 0
+            deaths += 1
+            if not self.replaces or (deaths >= QUICK_DEATHS and not self._open):
                 self._break(death)
                 return
-            pause = RETRY_SECONDS[0]
+            if deaths > 1:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, RETRY_SECONDS[1])
 
     def _break(self, error: AntiphonError) -> None:
-        """Have all calls fail with an error once no worker is left."""
+        """Have all later calls fail with an error."""
         self._broken = error
         self._arrived.set()
 

@@ -22,6 +22,7 @@ from antiphon.run.launch.model_checks import check_installed, check_model
 from antiphon.run.launch.model_directory import model_directory
 from antiphon.run.launch.models import start_training
 from antiphon.run.launch.record import RunRecord, open_record
+from antiphon.run.launch.roles import start_roles
 from antiphon.run.launch.rollouts import start_rollout_workers, start_rollouts
 from antiphon.run.launch.tasks import TaskData, load_tasks
 from antiphon.run.live_state import keep_live_state
@@ -103,7 +104,7 @@ async def _prepare_model(cluster: Cluster, directory: RunDirectory, config: RunC
 async def _start_workers(
     context: LaunchContext, model: Path, tasks: TaskData, record: RunRecord, stack: AsyncExitStack
 ) -> SharedDevices:
-    """Start graders, models and rollouts.
+    """Start graders, roles of the user's own, models and rollouts.
 
     Graders come first: they start quickly, and a reward that cannot be built is found before models are loaded.
     """
@@ -112,13 +113,13 @@ async def _start_workers(
     graders = await grader_stack.enter_async_context(start_graders(context, judges))
     if record.resumption is None:
         await check_rewards_at_start(context, tasks, graders.router)
-    shared = context.placement.shared
+    shared, roles = context.placement.shared, await start_roles(context, stack)
     if context.config.rollout.workers:
         await grader_stack.aclose()  # each rollout worker has graders of its own; the judges stay
         training, workers = await asyncio.gather(
-            start_training(context, model, record.directory),
+            start_training(context, model, record.directory, roles),
             start_rollout_workers(context, model, record.lineage, judges),
         )
         return SharedDevices(training, workers, shared=shared)
-    training = await start_training(context, model, record.directory)
+    training = await start_training(context, model, record.directory, roles)
     return SharedDevices(training, await start_rollouts(context, model, graders, stack), shared=shared)

@@ -249,7 +249,7 @@ def test_other_nodes_run_every_role_and_one_is_lost(project, nodes, classifier):
     run = project.folder / "runs" / "run"
     verdicts = {}
     with RunReader.open(run) as reader:
-        rows = [row for row in reader.iterate_attempts("trained")]
+        rows = list(reader.iterate_attempts("trained"))
     for row in rows:
         verdicts.setdefault(row.prompt.task, set()).add(dict(why(run, row.name)).get("graded by"))
     assert {*verdicts} == {task["name"] for task in tasks}

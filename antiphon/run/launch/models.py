@@ -1,7 +1,7 @@
 """Starting the models that a run trains and asks."""
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from antiphon.learning.learner import (
 )
 from antiphon.learning.parallel.rank_group import RankGroup
 from antiphon.learning.remote import RemoteTrainer
+from antiphon.learning.roles import Ask, Role
 from antiphon.learning.stages import resolve_stages
 from antiphon.learning.step import StepPipeline, Wait, wait_forever
 from antiphon.record.run_dir import RunDirectory
@@ -45,6 +46,7 @@ def make_step_pipeline(
     reference: Predictor | None = None,
     critics: Sequence[Trainer] = (),
     teachers: Sequence[Predictor] = (),
+    roles: Mapping[str, Ask] | None = None,
 ) -> StepPipeline:
     """Return the stages of a training step, which turn groups into updates of learner and critics."""
     return StepPipeline(
@@ -60,6 +62,7 @@ def make_step_pipeline(
         loss=declaration_of(resolve_loss(config.algorithm)),
         stages=resolve_stages(config.learner),
         max_tokens=config.rollout.sampling.max_tokens,
+        roles={name: Role(name, ask) for name, ask in (roles or {}).items()},
     )
 
 
@@ -70,27 +73,35 @@ def make_local_training(
     *,
     wait: Wait = wait_forever,
     fetch: Fetch = identity,
+    roles: Mapping[str, Ask] | None = None,
 ) -> LocalTraining:
-    """Return a backend that trains `models`; see `LocalTraining` for the arguments."""
-    pipeline = make_step_pipeline(config, models.learner, models.reference, models.critics, models.teachers)
+    """Return a backend that trains `models`, with what asks each role of the user's own; see `LocalTraining`."""
+    pipeline = make_step_pipeline(config, models.learner, models.reference, models.critics, models.teachers, roles)
     return LocalTraining(models=models, pipeline=pipeline, workers=workers, wait=wait, fetch=fetch)
 
 
-async def start_training(context: LaunchContext, model: Path, directory: RunDirectory) -> TrainBackend:
-    """Start the models of a run, in workers of this process or, with rollout workers, beside a trainer process."""
+async def start_training(
+    context: LaunchContext, model: Path, directory: RunDirectory, roles: Mapping[str, Ask]
+) -> TrainBackend:
+    """Start the models of a run, in workers of this process or, with rollout workers, beside a trainer process.
+
+    Stages ask `roles`, which run already.
+    """
     wait = partial(RunWaits(context.config, context.deadlines), name="step", on="the learner")
     if context.config.rollout.workers:
-        return await _start_trainer(context, model, directory, wait)
+        return await _start_trainer(context, model, directory, wait, roles)
     models, workers = await start_models(context, model)
-    return make_local_training(context.config, models, workers, wait=wait)
+    return make_local_training(context.config, models, workers, wait=wait, roles=roles)
 
 
-async def _start_trainer(context: LaunchContext, model: Path, directory: RunDirectory, wait: Wait) -> RemoteTrainer:
+async def _start_trainer(
+    context: LaunchContext, model: Path, directory: RunDirectory, wait: Wait, roles: Mapping[str, Ask]
+) -> RemoteTrainer:
     """Start the trainer process on the learner's node; it starts the models with `start_models`."""
     config, at = context.config, context.placement.place("learner")
     place = at and replace(at, cores=(), gpus=context.placement.training_gpus)
     args = (str(model), config, directory, context.placement)
-    trainer = RemoteTrainer(context.cluster.spawn(TRAINER, TRAINER_WORKER, *args, place=place), wait)
+    trainer = RemoteTrainer(context.cluster.spawn(TRAINER, TRAINER_WORKER, *args, place=place), wait, roles)
     on, deadline, key = "the trainer to start its models", config.learner.timeout, "learner.timeout"
     await context.deadlines.wait(trainer.started(), name="start", owner="run", on=on, deadline=deadline, key=key)
     return trainer

@@ -142,9 +142,11 @@ def test_call_without_workers_waits_and_then_says_for_whom():
 
 def test_workers_that_die_one_after_the_other_end_the_set():
     async def test(workers, group):
-        for _ in range(QUICK_DEATHS):
-            await asyncio.sleep(RETRY_SECONDS[0])
+        for death in range(QUICK_DEATHS):
+            while len(workers.started) == death:
+                await asyncio.sleep(RETRY_SECONDS[0])
             workers.started[-1].kill()
+            await asyncio.sleep(RETRY_SECONDS[0])
         with pytest.raises(WorkerDiedError, match="was killed"):
             await group.call("work")
         return len(workers.started)
