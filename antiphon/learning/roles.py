@@ -77,7 +77,7 @@ class Role:
 
     def __init__(self, name: str, ask: Ask) -> None:
         """Ask the workers of the role `name` through a function, which knows them."""
-        self.seconds = 0.0  # that calls have taken together
+        self._seconds = 0.0  # of calls since `take_seconds`
         self._name = name
         self._ask = ask
 
@@ -89,6 +89,11 @@ class Role:
         """Call a method in each worker."""
         results: list[Any] = await self._timed("call_all", method, *args)
         return results
+
+    def take_seconds(self) -> float:
+        """Return the seconds that calls have taken together since this was called before."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
 
     async def save(self, checkpoint: Path) -> None:
         """Write the state of the role into a checkpoint, if it has one."""
@@ -118,4 +123,4 @@ class Role:
         try:
             return await self._ask(*question)
         finally:
-            self.seconds += loop.time() - began
+            self._seconds += loop.time() - began

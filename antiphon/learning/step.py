@@ -99,10 +99,9 @@ class StepPipeline:
             Metrics, the digest of the batches that the learner was given, and what became of each trajectory.
         """
         step = Step(number=number, version=version, samples=make_samples(groups), pipeline=self)
-        spent = {name: role.seconds for name, role in self.roles.items()}
         for stage in self.stages:
             await wait(stage(step))
-        step.metrics |= {f"role/{name}/seconds": role.seconds - spent[name] for name, role in self.roles.items()}
+        step.metrics |= {f"role/{name}/seconds": role.take_seconds() for name, role in self.roles.items()}
         return step.metrics, digest_batches(step.batches), summarize_credit(step.samples)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from antiphon.cluster.base import Cluster
@@ -113,13 +114,14 @@ async def _start_workers(
     graders = await grader_stack.enter_async_context(start_graders(context, judges))
     if record.resumption is None:
         await check_rewards_at_start(context, tasks, graders.router)
-    shared, roles = context.placement.shared, await start_roles(context, stack)
+    shared = context.placement.shared
+    context = replace(context, roles=await start_roles(context, stack))
     if context.config.rollout.workers:
         await grader_stack.aclose()  # each rollout worker has graders of its own; the judges stay
         training, workers = await asyncio.gather(
-            start_training(context, model, record.directory, roles),
+            start_training(context, model, record.directory),
             start_rollout_workers(context, model, record.lineage, judges),
         )
         return SharedDevices(training, workers, shared=shared)
-    training = await start_training(context, model, record.directory, roles)
+    training = await start_training(context, model, record.directory)
     return SharedDevices(training, await start_rollouts(context, model, graders, stack), shared=shared)

@@ -4,11 +4,14 @@ import json
 import os
 import signal
 import textwrap
+from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
 from antiphon.inspect.audit import audit
+from tests.pages import BLOCK
 from tests.system.test_bad_input import is_worker, wait_for_line
 
 pytestmark = pytest.mark.system
@@ -142,3 +145,14 @@ def test_mistakes_are_one_message(project, roles, stage, said):
     done = project.run("train", config(project, roles, stage, steps=1))
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     assert all(each in done.stderr for each in said), done.stderr
+
+
+def test_the_guide_trains_and_goes_on(project):
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "roles.md").read_text()
+    code, settings = (text for _, text in BLOCK.findall(page))
+    (project.folder / "my_roles.py").write_text(code)
+    path = project.config(**yaml.safe_load(settings), evaluation={}, checkpoint={"every": 1})
+    for steps, more in ((2, ()), (4, ("--resume",))):
+        done = project.run("train", path, f"steps={steps}", *more)
+        assert done.returncode == 0, done.stderr
+    assert [0 < step["novelty"] <= 1 for step in project.metrics()] == [True] * 4

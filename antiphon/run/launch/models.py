@@ -80,28 +80,21 @@ def make_local_training(
     return LocalTraining(models=models, pipeline=pipeline, workers=workers, wait=wait, fetch=fetch)
 
 
-async def start_training(
-    context: LaunchContext, model: Path, directory: RunDirectory, roles: Mapping[str, Ask]
-) -> TrainBackend:
-    """Start the models of a run, in workers of this process or, with rollout workers, beside a trainer process.
-
-    Stages ask `roles`, which run already.
-    """
+async def start_training(context: LaunchContext, model: Path, directory: RunDirectory) -> TrainBackend:
+    """Start the models of a run, in workers of this process or, with rollout workers, beside a trainer process."""
     wait = partial(RunWaits(context.config, context.deadlines), name="step", on="the learner")
     if context.config.rollout.workers:
-        return await _start_trainer(context, model, directory, wait, roles)
+        return await _start_trainer(context, model, directory, wait)
     models, workers = await start_models(context, model)
-    return make_local_training(context.config, models, workers, wait=wait, roles=roles)
+    return make_local_training(context.config, models, workers, wait=wait, roles=context.roles)
 
 
-async def _start_trainer(
-    context: LaunchContext, model: Path, directory: RunDirectory, wait: Wait, roles: Mapping[str, Ask]
-) -> RemoteTrainer:
+async def _start_trainer(context: LaunchContext, model: Path, directory: RunDirectory, wait: Wait) -> RemoteTrainer:
     """Start the trainer process on the learner's node; it starts the models with `start_models`."""
     config, at = context.config, context.placement.place("learner")
     place = at and replace(at, cores=(), gpus=context.placement.training_gpus)
     args = (str(model), config, directory, context.placement)
-    trainer = RemoteTrainer(context.cluster.spawn(TRAINER, TRAINER_WORKER, *args, place=place), wait, roles)
+    trainer = RemoteTrainer(context.cluster.spawn(TRAINER, TRAINER_WORKER, *args, place=place), wait, context.roles)
     on, deadline, key = "the trainer to start its models", config.learner.timeout, "learner.timeout"
     await context.deadlines.wait(trainer.started(), name="start", owner="run", on=on, deadline=deadline, key=key)
     return trainer
