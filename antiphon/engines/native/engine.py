@@ -173,9 +173,7 @@ class NativeEngine:
     def step(self) -> list[Delta]:
         """Advance all running requests by at most one token; return their deltas."""
         if self._broken:
-            raise WeightsError(
-                "the last weight update failed half way; the engine cannot go on before another is loaded"
-            )
+            raise WeightsError("the last weight update failed half way; load another before the next step")
         began = self._clock()
         deltas, self._outbox = self._outbox, []
         self._finish_draining()
