@@ -45,7 +45,7 @@ def grpo(groups: Samples, config: AlgorithmConfig) -> Arrays:
 
     Source: Shao et al. 2024, "DeepSeekMath", section 4.1.2; deviation with Bessel's correction as in its public code.
 
-    >>> np.stack(grpo(example([0, 1, 2]), AlgorithmConfig())[0]).round(2)  # each: a token of the prompt, one of its own
+    >>> np.stack(grpo(example([0, 1, 2]), AlgorithmConfig())[0]).round(2)  # columns: a prompt token, a sampled token
     array([[ 0., -1.],
            [ 0.,  0.],
            [ 0.,  1.]])
@@ -169,12 +169,12 @@ def zero(groups: Samples, config: AlgorithmConfig) -> Arrays:
 
 
 def _spread_over_trajectories(groups: Samples, values: Sequence[np.ndarray], config: AlgorithmConfig) -> Arrays:
-    """Return for each sampled token the value of its trajectory and the KL penalties from it on, discounted to the token."""
+    """Return for each sampled token its trajectory's value plus the KL penalties from the token on, discounted."""
     found = []
     for group, per_trajectory in zip(groups, values, strict=True):
         arrays: list[np.ndarray] = []
         for samples, value in zip(trajectories(group), per_trajectory, strict=True):
-            if config.gamma == 1 and KL_REWARD not in samples[0].streams:  # the same on all tokens
+            if config.gamma == 1 and KL_REWARD not in samples[0].streams:  # the same value on all tokens
                 arrays += [np.where(s.segment.loss_mask, value, 0.0) for s in samples]
                 continue
             earned = kl_rewards(samples)

@@ -66,7 +66,7 @@ Loss = Callable[[LossInputs, AlgorithmConfig], tuple["torch.Tensor", Metrics]]
 def ppo_clip(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metrics]:
     """-min(r A, clip(r, 1 - low, 1 + high) A); with `dual_clip` c at most -c A where A < 0.
 
-    `ratio_level` says what r is: of the token (PPO), the geometric mean over its sequence (GSPO), or over its turn.
+    `ratio_level` chooses r: the ratio of the token (PPO), or its geometric mean over the sequence (GSPO) or the turn.
 
     Source: Schulman et al. 2017, "Proximal policy optimization algorithms", eq. 7; unequal bounds as in DAPO (Yu et al.
     2025), section 3.1; dual clip as in Ye et al. 2020, "Mastering complex control in MOBA games"; the sequence's ratio

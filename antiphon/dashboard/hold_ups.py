@@ -17,7 +17,7 @@ LEARNER: Mapping[str, tuple[str, bool]] = {
     "commit": ("waits for the disk", False),
     "load": ("waits for engines", False),
     "turn": ("waits for its devices", False),
-    "calm": ("waits for a wave to end", False),
+    "quiesce": ("waits for all other tasks to be idle", False),
 }
 BETWEEN = ("is between steps", True)
 # Names of waits, and whom the waiting side waits for. A check of an engine's health is none.

@@ -41,7 +41,7 @@ class Generation(GenerationHandle):
             self._engine.forget(self.request.id)
             self.fail(delta.error)
             return
-        if len(delta.logprobs) != len(delta.tokens):  # unknown which tokens lack theirs: none has any
+        if len(delta.logprobs) != len(delta.tokens):  # unknown which tokens the log-probs belong to: use none
             delta = replace(delta, logprobs=np.full(len(delta.tokens), np.nan, np.float32))
         self._first = self._first or asyncio.get_running_loop().time()
         if delta.restarted:

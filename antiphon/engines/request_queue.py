@@ -32,7 +32,7 @@ class Progress(NamedTuple):
 
 
 class Continuation(Enum):
-    """Ways to continue a running request under new weights."""
+    """Ways to continue a running request with new weights."""
 
     KEEP_CACHE = auto()
     """With the cache that older weights computed; its later tokens are flagged as mixed."""
@@ -43,7 +43,7 @@ class Continuation(Enum):
 
 
 def choose_continuation(mode: OnUpdate, progress: Progress) -> Continuation:
-    """Return how a request goes on. With `KEEP`, a request without a cache is computed by the new weights alone."""
+    """Return how a request continues. With `KEEP`, one that has no cache yet is computed by the new weights alone."""
     if mode is OnUpdate.KEEP and progress.cached:
         return Continuation.KEEP_CACHE
     if mode is OnUpdate.RESTART and progress.sampled:
@@ -128,7 +128,7 @@ class RequestQueue(Generic[T]):
         return True
 
     def clear(self) -> None:
-        """Forget all requests, without a word to anybody."""
+        """Forget all requests, without a delta for any."""
         self._heap.clear()
         self._queued.clear()
         self._running.clear()
@@ -161,7 +161,7 @@ class RequestQueue(Generic[T]):
         return update
 
     def continue_running(self, mode: OnUpdate, progress: Callable[[T], Progress]) -> Iterator[tuple[T, Continuation]]:
-        """Yield how each running request goes on under new weights, and emit a delta for each that restarts."""
+        """Yield each running request and how it continues with new weights; emit a delta for each that restarts."""
         for name, item in list(self._running.items()):
             continuation = choose_continuation(mode, progress(item))
             if continuation is Continuation.RESTART:

@@ -54,12 +54,12 @@ class EngineWorker(Worker):
         return self.core.capacity, self.core.max_length, self.core.vocabulary
 
     def add(self, request: GenerateRequest) -> None:
-        """Queue a request. One that the core refuses fails alone: its only delta says why."""
+        """Queue a request. If the core refuses it, emit one delta with the error; other requests go on."""
         try:
             self.core.add(request)
         except REFUSALS as error:
             self.emit([Delta.empty(request.id, error=error)])
-        except Exception as error:  # noqa: BLE001 - named boundary: an invalid request is no end of the engine
+        except Exception as error:  # noqa: BLE001 - named boundary: an invalid request must not end the engine
             traceback.print_exc()
             refusal = RequestError(f"request {request.id!r}: {type(error).__name__}: {error}")
             self.emit([Delta.empty(request.id, error=refusal)])

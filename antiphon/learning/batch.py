@@ -23,7 +23,7 @@ def make_samples(groups: Sequence[Group]) -> list[list[Sample]]:
                 streams=segment.streams,
                 advantages=np.zeros(len(segment.tokens), dtype=np.float32),
                 weights=np.ones(len(segment.tokens), dtype=np.float32),
-                reward=trajectory.meta.score.value or 0.0,  # for the type: a usable trajectory has a value
+                reward=trajectory.meta.score.value or 0.0,  # `or` for the type checker: a usable trajectory has a value
             )
             for trajectory in group.trajectories
             for segment in trajectory.segments
@@ -81,7 +81,7 @@ class BatchOptions:
 
 
 def build_batch(groups: Sequence[Sequence[Sample]], options: BatchOptions) -> TrainBatch:
-    """Cut the groups of a step, each a list of samples, into updates, and each update into packs."""
+    """Divide the groups of a step, each a list of samples, into updates, and each update into packs."""
     count = options.minibatches
     parts = [groups[i * len(groups) // count : (i + 1) * len(groups) // count] for i in range(count)]
     return TrainBatch(updates=tuple([_build_update(part, options) for part in parts] * options.epochs))

@@ -44,7 +44,7 @@ def subtract_kl(step: Step) -> None:
 
 
 def token_advantages(step: Step) -> list[list[FloatArray]]:
-    """Return the advantage of each token, [group][sample] -> [L]: estimated, then whitened, clipped and amplified as set."""
+    """Return the advantages [group][sample] -> [L]: estimated, then whitened, clipped and amplified if configured."""
     samples, algorithm = step.samples, step.algorithm
     estimated = step.pipeline.estimate_advantages(samples, algorithm)
     if algorithm.teacher_coefficient:

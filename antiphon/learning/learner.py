@@ -62,8 +62,8 @@ class Learner(Trainer, Offloadable, Protocol):
     async def begin(self, algorithm: AlgorithmConfig, optimizer: OptimizerConfig, total_updates: int) -> int:
         """Start a phase with a fresh optimiser; returns the number of trained parameters."""
 
-    async def publish(self, version: int, exchange: TransferContext) -> WeightsUpdate:
-        """Make the weights of now known to engines."""
+    async def publish(self, version: int, transfer: TransferContext) -> WeightsUpdate:
+        """Publish the current weights as `version`, for engines to load."""
 
     async def save(self, place: Path) -> asyncio.Future[None]:
         """Begin to write all that a checkpoint needs of it into `place`.
@@ -155,9 +155,9 @@ class WorkerLearner:
         predicted: list[FloatArray] = await self._handle.call("predict_base", list(packs))
         return predicted
 
-    async def publish(self, version: int, exchange: TransferContext) -> WeightsUpdate:
-        """Make the model's weights available to engines."""
-        update: WeightsUpdate = await self._handle.call("publish", version, exchange)
+    async def publish(self, version: int, transfer: TransferContext) -> WeightsUpdate:
+        """Publish the model's weights as `version`, for engines to load."""
+        update: WeightsUpdate = await self._handle.call("publish", version, transfer)
         return update
 
     async def save(self, place: Path) -> asyncio.Future[None]:

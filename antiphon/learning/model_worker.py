@@ -110,7 +110,7 @@ class ModelWorker(Worker):
     # --- running it on packs -------------------------------------------------------------------------------------------
 
     def _targets(self, pack: Pack) -> torch.Tensor:
-        """Return the places of the loss tokens of a pack, [N]."""
+        """Return the positions of the loss tokens of a pack, [N]."""
         return self._tensor(np.flatnonzero(pack.loss_mask))
 
     def _hidden(self, pack: Pack, targets: torch.Tensor, reader: AttentionReader | None = None) -> torch.Tensor:
@@ -167,15 +167,15 @@ class ModelWorker(Worker):
         return slice(tokens * place // ranks, tokens * (place + 1) // ranks), self.mesh.group("context")
 
     def _split_over_context(
-        self, rows: torch.Tensor, say: Callable[[torch.Tensor, slice], Sequence[torch.Tensor]]
+        self, rows: torch.Tensor, compute: Callable[[torch.Tensor, slice], Sequence[torch.Tensor]]
     ) -> tuple[torch.Tensor, ...]:
-        """Compute `say` of rows [N, H] that all context ranks have, each rank for its share; return all results [N]."""
+        """Apply `compute` to rows [N, H] that all context ranks have, each rank for its share; return all results [N]."""
         here, context = self._context(len(rows))
         if context is None:
-            return tuple(say(rows, here))
+            return tuple(compute(rows, here))
         around = (here.start, len(rows) - here.stop)
         return tuple(
-            reduce_from_group(F.pad(own, around), context) for own in say(copy_to_group(rows, context)[here], here)
+            reduce_from_group(F.pad(own, around), context) for own in compute(copy_to_group(rows, context)[here], here)
         )
 
     def _set_expert_routing(self, pack: Pack, layout: PackLayout) -> None:

@@ -29,7 +29,7 @@ class PackLearner(CheckpointedLearner):
         super().__init__(model_path, config, seed)
 
     def begin(self, algorithm: AlgorithmConfig, optimizer: OptimizerConfig, total_updates: int) -> int:
-        """Start a phase with a fresh optimiser and schedule; return the number of trained parameters."""
+        """Start a training phase with a fresh optimizer and schedule; return the number of trained parameters."""
         self.algorithm = algorithm
         self._balance = algorithm.expert_balance
         self.optimizer_config = optimizer
@@ -37,7 +37,7 @@ class PackLearner(CheckpointedLearner):
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda n: learning_rate_factor(optimizer, n, total_updates)
         )
-        # An update without packs makes no step, and may be the first.
+        # The first update may have no packs, and so make no step; torch would warn.
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
         return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
 
@@ -103,7 +103,7 @@ class PackLearner(CheckpointedLearner):
             for name, value in own.items():
                 sums[name] = sums[name] + value if name in sums else value
         totals = self.shards.reduce_sums(to_floats(sums))
-        # All ranks have equally many packs. Without packs no step: momentum and decay would move weights all the same.
+        # All ranks have equally many packs. Without packs, momentum and decay alone would change the weights: no step.
         norm = self._optimizer_step() if packs else 0.0
         made = math.isfinite(norm)  # all ranks agree: the norm is that of the whole gradient
         self._count_skipped(made, norm)

@@ -25,7 +25,7 @@ class WeightedSample(NamedTuple):
 def pack_weighted(
     bundles: Sequence[Sequence[WeightedSample]], tokens_per_pack: int, share: bool
 ) -> tuple[list[list[int]], list[Pack]]:
-    """Pack bundles of samples. The samples of one bundle are in the same pack.
+    """Pack bundles of samples. All samples of a bundle go to the same pack.
 
     Returns:
         Indices of the bundles in each pack, and the packs.

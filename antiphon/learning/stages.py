@@ -131,7 +131,7 @@ async def update_critics(step: Step) -> None:
 
 
 async def update_actor(step: Step) -> None:
-    """Cut the samples into updates and train the policy on them; not while critics warm up."""
+    """Divide the samples into updates and train the policy on them, except while critics warm up."""
     pipeline, algorithm = step.pipeline, step.algorithm
     if pipeline.critic is not None and step.number <= pipeline.critic.warmup_steps:
         return

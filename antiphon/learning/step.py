@@ -96,7 +96,7 @@ class StepPipeline:
             wait: Awaits one stage, with a deadline.
 
         Returns:
-            Metrics, the digest of the batches that the learner was given, and what became of each trajectory.
+            Metrics, the digest of the batches given to the learner, and the credit of each trajectory.
         """
         step = Step(number=number, version=version, samples=make_samples(groups), pipeline=self)
         for stage in self.stages:

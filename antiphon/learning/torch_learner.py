@@ -38,19 +38,19 @@ class TorchLearner(PackLearner):
         return head_weight(self.model)
 
     def begin(self, algorithm: AlgorithmConfig, optimizer: OptimizerConfig, total_updates: int) -> int:
-        """Start a phase with the loss of an algorithm; return the number of trained parameters."""
+        """Start a training phase with the loss of `algorithm`; return the number of trained parameters."""
         self.loss = resolve_loss(algorithm)
         return super().begin(algorithm, optimizer, total_updates)
 
-    def publish(self, version: int, exchange: TransferContext) -> WeightsUpdate:
-        """Make the weights of now known as `version`."""
+    def publish(self, version: int, transfer: TransferContext) -> WeightsUpdate:
+        """Publish the current weights as `version`."""
         trim_memory()
         named, base = self.shards.gather_parameters(), None
         if self.config.lora is not None:
             named = flatten_adapters(lora.adapter_pairs(self.shards.gather_parameters(trained=True)))
             base = Adapters(self.model_path, self.config.lora.scale)
         if self._is_first:
-            return open_channel(exchange).send(named, version, base)
+            return open_channel(transfer).send(named, version, base)
         gather_copies({name: tensor.detach for name, tensor in named}, keep=False)
         return WeightsUpdate(version=version, location="", manifest=None)
 
@@ -112,9 +112,9 @@ class TorchLearner(PackLearner):
             return sum_measures(loss, measures, len(logprobs))
 
     def _forward(self, pack: Pack, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Log-probs and entropies of the loss tokens, [N] each."""
+        """Return the log-probs and entropies of the loss tokens, [N] each."""
 
-        def say(hidden: torch.Tensor, here: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        def compute(hidden: torch.Tensor, here: slice) -> tuple[torch.Tensor, torch.Tensor]:
             return token_logprobs(
                 hidden,
                 self.head,
@@ -125,7 +125,7 @@ class TorchLearner(PackLearner):
             )
 
         with self._autocast():
-            return self._split_over_context(self._hidden(pack, targets), say)
+            return self._split_over_context(self._hidden(pack, targets), compute)
 
 
 def _turns(targets: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:

@@ -140,8 +140,8 @@ class Ledger:
             await self._write()
 
     async def wait_durable(self, sequence_number: int) -> None:
-        """Return when all rows up to a sequence number are durable."""
-        if self._durable < sequence_number:  # else do not wait for a commit of later rows
+        """Wait until all rows up to a sequence number are durable."""
+        if self._durable < sequence_number:  # if they are, do not wait for a commit of later rows
             async with self._writing:
                 if self._durable < sequence_number:
                     await self._write()

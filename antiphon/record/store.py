@@ -89,7 +89,7 @@ class LedgerStore:
         many("INSERT OR REPLACE INTO balance VALUES (?, ?, ?)", [(lineage, *row) for row in batch.balance.items()])
 
     def _write_trajectories(self, lineage: int, arrived: Sequence[tuple[int, Trajectory]]) -> list[tuple[Any, ...]]:
-        """Write the trajectories that are in no file yet to one, and return the values of the rows that point to it."""
+        """Write trajectories that have no file yet to a new one; return the values of the rows that refer to them."""
         unwritten = [each for _, each in arrived if each.payload and not isinstance(each.payload, PayloadReference)]
         name = f"{self._files:06d}.parquet"
         if unwritten:

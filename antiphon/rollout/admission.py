@@ -37,7 +37,7 @@ from antiphon.rollout.freshness import (
     find_oldest_start,
     find_unusable_groups,
 )
-from antiphon.rollout.live_group import Change, GroupState, LiveGroup
+from antiphon.rollout.live_group import USABLE, Change, GroupState, LiveGroup
 
 StatusListener = Callable[[AttemptId, AttemptStatus], None]
 
@@ -185,9 +185,9 @@ class Admission:
         return Change(abort=abort, failed=True)
 
     def finish(self, attempt: AttemptId, usable: bool) -> Change:
-        """Note that an attempt came to its end, `usable` if it has a score and did not fail.
+        """Record the end of an attempt, `usable` if it has a score and did not fail.
 
-        A late report of one that had already ended changes nothing.
+        A late report of an attempt that had already ended changes nothing.
         """
         group = self._groups.get(attempt.group)
         if group is None or group.attempts[attempt] is not AttemptStatus.RUNNING:
@@ -218,8 +218,8 @@ class Admission:
     def take(self) -> tuple[tuple[int, ...], Change] | None:
         """Take the B groups of the step that begins now; return None while they are not ready.
 
-        Other groups, running or complete, that will be too old for the next step end here too; `Change.abort` has their
-        running attempts. They keep their slots until `publish`.
+        Other groups that will be too old for the next step end here too. They keep their slots until `publish`;
+        `Change.abort` has their running attempts.
         """
         chosen = self._choose()
         if chosen is None:
@@ -239,7 +239,7 @@ class Admission:
         return tuple(group.id for group in chosen), Change(abort=abort, stale=tuple(group.id for group in too_old))
 
     def publish(self, version: PolicyVersion) -> Change:
-        """Release taken groups as trained, and drop groups that are too old for `version`, which was published.
+        """Release the taken groups as trained, and drop groups that are too old now that `version` is published.
 
         Raises:
             StateError: It is not the version after the current one.
@@ -282,12 +282,8 @@ class Admission:
         if attempt.attempt + 1 < self.config.max_attempts:
             retry = AttemptId(group.id, attempt.sibling, attempt.attempt + 1)
             return Change(retry=self._start(group, retry, self.version))
-        if (
-            len(group.with_status(AttemptStatus.RUNNING) + group.with_status(AttemptStatus.FINISHED))
-            >= self.config.group_size
-        ):
-            return Change()
-        return self.give_up(group.id)
+        usable = sum(status in USABLE for status in group.attempts.values())
+        return Change() if usable >= self.config.group_size else self.give_up(group.id)
 
     def _choose(self) -> list[LiveGroup] | None:
         return choose_groups(self.config, self._groups.values(), self._complete, self.version, self.running)

@@ -62,8 +62,8 @@ class EpisodeRunner:
             prompt: The prompt.
             attempt: Id of the attempt.
             started: Version of the policy at which it starts.
-            sampling: How tokens are sampled; by default as the configuration says.
-            priority: Lower values go first.
+            sampling: Sampling parameters; by default those of the configuration.
+            priority: Requests with lower values go first.
         """
         return await self.score(await self.generate(prompt, attempt, started, sampling, priority))
 
@@ -75,7 +75,7 @@ class EpisodeRunner:
         sampling: Sampling | None = None,
         priority: int = 0,
     ) -> UnscoredAttempt:
-        """Run one attempt to its last token, without a score. For the arguments see `run`."""
+        """Run one attempt without scoring it. For the arguments see `run`."""
         sampling = sampling or self._samplings.get(prompt.task, self._sampling)
         inputs = AttemptInputs(prompt=prompt, attempt=attempt, started=started, sampling=sampling, priority=priority)
         if prompt.task in self._agents:

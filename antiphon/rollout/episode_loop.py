@@ -58,8 +58,8 @@ class EpisodeLoop:
         Raises:
             EnvironmentCallError: If the environment raises, or takes too long.
             PromptError: If a prompt cannot be encoded.
-            RequestError: If an engine refuses a request, which is invalid.
-            UnsupportedError: If an engine refuses a request, which it cannot run as asked.
+            RequestError: If a request is invalid.
+            UnsupportedError: If the engine does not support what a request asks for.
         """
         try:
             await self._begin()
@@ -110,7 +110,7 @@ class EpisodeLoop:
         )
 
     async def _take_turn(self, request: GenerateRequest, *, last: bool) -> bool:
-        """Generate a completion and act on it; return True if the episode goes on."""
+        """Generate a completion and pass it to the environment; return True if the episode goes on."""
         recording = self.recording
         completion = await self._context.generate(request)
         segment = recording.current

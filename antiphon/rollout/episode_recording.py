@@ -23,7 +23,7 @@ class SegmentBuilder:
     length: int = 0
 
     def add(self, tokens: IntArray, completion: Completion | None = None) -> None:
-        """Append tokens, those of a completion or others."""
+        """Append tokens. With `completion`, they were sampled by the policy."""
         self.tokens.append(tokens)
         self.completions.append(completion)
         self.length += len(tokens)
@@ -34,7 +34,7 @@ class SegmentBuilder:
         return any(completion is not None for completion in self.completions)
 
     def build(self, parent: int | None) -> Segment:
-        """Return the segment up to the last completion: an observation that no completion followed is cut off."""
+        """Return the segment up to the last completion; an observation after it is left out."""
         count = 1 + max(at for at, completion in enumerate(self.completions) if completion is not None)
         tokens = np.concatenate(self.tokens[:count])
         length = len(tokens)

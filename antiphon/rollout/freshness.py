@@ -63,7 +63,7 @@ def _leaves_time(
 
 
 def find_old_groups(groups: Iterable[LiveGroup], version: PolicyVersion, age: int) -> Iterator[LiveGroup]:
-    """Yield the groups that have at least this age, and all taken ones that were admitted at least so long ago."""
+    """Yield the groups of at least this age, in the order of admission; a taken one ages from its admission."""
     old_enough = takewhile(lambda group: group.admitted.age(version) >= age, groups)
     return (group for group in old_enough if group.state is GroupState.TAKEN or group.age(version) >= age)
 

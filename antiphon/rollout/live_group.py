@@ -44,7 +44,7 @@ class LiveGroup:
         return tuple(attempt for attempt, current in self.attempts.items() if current is status)
 
     def oldest_start(self) -> PolicyVersion:
-        """Return the version at which the oldest attempt started that may be trained on."""
+        """Return the version at which the oldest usable attempt started: one that runs or has finished."""
         started = (self.started[attempt] for attempt, status in self.attempts.items() if status in USABLE)
         return min(started, default=self.admitted)
 

@@ -150,7 +150,7 @@ class EnginePool:
             self._placement.update(member)
 
     async def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
-        """Load new weights into every engine, and wake those that sleep; return when all sample from them.
+        """Load new weights into every engine, and wake those that sleep; return when all have loaded.
 
         Each engine gets requests as soon as it has loaded.
         """
@@ -173,22 +173,22 @@ class EnginePool:
     # --- requests ------------------------------------------------------------------------------------------------------
 
     async def generate(self, request: GenerateRequest, on_delta: Callable[[Delta], None] | None = None) -> Completion:
-        """Run one request to its end; if its engine dies or falls asleep, another continues from the tokens there are.
+        """Run one request to its end. If its engine dies or falls asleep, another continues from the tokens sampled so far.
 
         Cancelling this aborts the request wherever it is.
 
         Args:
             request: The request.
-            on_delta: Receives tokens as they come.
+            on_delta: Receives tokens as they arrive.
 
         Raises:
             WorkerDiedError: If no engine is left.
         """
         pieces = [await self._generate(request, on_delta)]
-        while (piece := pieces[-1]).finish is FinishReason.ABORT:  # its engine died or fell asleep: nothing else does
+        while (piece := pieces[-1]).finish is FinishReason.ABORT:  # only because its engine died or fell asleep
             self.requeued_tokens += len(piece.tokens)
             left = request.sampling.max_tokens - len(piece.tokens)
-            if not left:  # it had all its tokens: only the message that it had ended was lost
+            if not left:  # all tokens had arrived; only the finish reason was lost
                 pieces[-1] = replace(piece, finish=FinishReason.LENGTH)
                 break
             request = replace(
@@ -223,7 +223,7 @@ class EnginePool:
     ) -> Completion:
         handle = member.engine.start(request)
         member.handles.add(handle)
-        if member.asleep:  # it fell asleep this very moment
+        if member.asleep:  # it fell asleep in the meantime
             handle.abort()
         try:
             completion = await self._complete(member, handle, on_delta)
@@ -239,7 +239,7 @@ class EnginePool:
     async def _complete(
         self, member: EngineState, handle: GenerationHandle, on_delta: Callable[[Delta], None] | None
     ) -> Completion:
-        """Return the result of a request, or what there is of it if its engine dies."""
+        """Return the result of a request, or the tokens that arrived if its engine dies."""
         try:
             ended = handle.result() if on_delta is None else _stream_result(handle, on_delta)
             return await self._supervisor.wait(ended, "generation", "an engine")

@@ -119,14 +119,14 @@ class Scheduler:
         return groups
 
     async def wait_durable(self) -> None:
-        """Return when the trajectories of the present step are durable; mostly they already are."""
+        """Wait until the trajectories of this step are durable; usually they already are."""
         await self._wait(self._ledger.wait_durable(self._step_sequence_number), "commit", "the ledger")
 
     def publish(self, version: PolicyVersion) -> None:
-        """Release the slots of the step, and drop groups that became too old. The caller fills the slots with `admit`.
+        """Release the slots of the step, and drop groups that became too old. The caller then calls `admit`.
 
         Args:
-            version: The version that was published, which follows the one before.
+            version: The version that was published, the successor of the current one.
         """
         change = self.admission.publish(version)
         self._ledger.end_step(version)
@@ -220,7 +220,7 @@ class Scheduler:
         """Run an attempt until it ends, or is cancelled because it is not needed any more."""
         started = self.admission.start_version(attempt)
         trajectory = await self._episodes.run(self._open[attempt.group].prompt, attempt, started)
-        if self._tasks.pop(attempt, None) is not None:  # else it was cancelled, and its environment failed to close
+        if self._tasks.pop(attempt, None) is not None:  # else it was cancelled, and closing its environment failed
             self._record_trajectory(trajectory)
 
     def _record_trajectory(self, trajectory: Trajectory) -> None:

@@ -39,12 +39,12 @@ from antiphon.weights.shared_directory import shared_directory
 
 @asynccontextmanager
 async def start_run(config: RunConfig, *, overwrite: bool = False, resume: bool = False) -> AsyncIterator[Run]:
-    """Start a run, and stop all of its parts in the end.
+    """Start a run, and stop all of its parts at the end.
 
     Args:
         config: The run's configuration.
         overwrite: Replace the run of this name, if there is one.
-        resume: Go on with the run of this name from its newest checkpoint.
+        resume: Continue the run of this name from its newest checkpoint.
     """
     async with AsyncExitStack() as stack:
         config = add_declared_needs(keep_pack_size(config) if resume else config)
@@ -57,7 +57,7 @@ async def start_run(config: RunConfig, *, overwrite: bool = False, resume: bool 
         cluster_stack = await stack.enter_async_context(AsyncExitStack())
         cluster, placement = await cluster_stack.enter_async_context(open_cluster(config, run_directory.logs))
         start = RunStart(config.record.directory, config.name, overwrite=overwrite, resume=resume)
-        directory = stack.enter_context(start).directory  # as it was before, if the start is refused
+        directory = stack.enter_context(start).directory  # unchanged if the start is refused
         record = await open_record(config, directory, stack, resume=resume)
         shared = stack.enter_context(shared_directory(config.name, config.weights.directory))
         transfer = TransferContext(shared, config.weights.channel, config.weights.host)

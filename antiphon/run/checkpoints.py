@@ -1,4 +1,4 @@
-"""Checkpoints of a run: one atomic cut through models, scheduler, data and ledger."""
+"""Checkpoints of a run: the state of models, scheduler, data and ledger at one step, complete or absent."""
 
 import asyncio
 from collections.abc import Mapping
@@ -24,24 +24,24 @@ class RunCheckpoints:
         every = self._config.every
         return bool(every) and step % every == 0 and step < self._parts.config.steps
 
-    async def save(self, owner: asyncio.TaskGroup, learner: LearnerAccess, cut: Mapping[str, Any]) -> None:
-        """Begin to write the checkpoint of a cut; return when the learner may go on, with the previous one in place."""
+    async def save(self, owner: asyncio.TaskGroup, learner: LearnerAccess, state: Mapping[str, Any]) -> None:
+        """Begin to write a checkpoint of `state`; return when the previous one is complete and the learner may go on."""
         await self.wait_saved()
         record, version = self._parts.record, self._parts.weights.version
         await self._waits(record.ledger.commit(), "commit", "the ledger")
-        directory = record.directory.checkpoints / checkpoint_name(cut["step"])
-        if directory.is_dir():  # the cut that the run was resumed from
+        directory = record.directory.checkpoints / checkpoint_name(state["step"])
+        if directory.is_dir():  # the one that the run was resumed from
             return
         staging = staging_dir(directory)
         await learner.save(staging)
 
         async def finish() -> None:
             await self._parts.weights.wait_saved()
-            await record.in_thread(publish_checkpoint, staging, directory, cut)
-            record.ledger.add_checkpoint(cut["step"], version, directory.name)
+            await record.in_thread(publish_checkpoint, staging, directory, state)
+            record.ledger.add_checkpoint(state["step"], version, directory.name)
             prune_checkpoints(directory.parent, self._config.keep_last, self._config.keep_every)
 
-        self._saving = owner.create_task(finish(), name=f"checkpoint {cut['step']}")
+        self._saving = owner.create_task(finish(), name=f"checkpoint {state['step']}")
 
     async def wait_saved(self) -> None:
         """Return when the checkpoint that was begun is in place."""

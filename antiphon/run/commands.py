@@ -84,17 +84,17 @@ async def _run(config: RunConfig, overwrite: bool, main: Main, resume: bool = Fa
 
 
 async def _run_with_restarts(config: RunConfig, overwrite: bool, main: Main, resume: bool) -> int:
-    """Resume at the newest checkpoint when a worker dies that nothing replaces, `checkpoint.restarts` times at most."""
-    checkpoints, cut, left = Path(config.record.directory, config.name, "checkpoints"), None, 0
+    """Resume from the newest checkpoint if a worker dies that cannot be replaced, at most `checkpoint.restarts` times."""
+    checkpoints, previous, left = Path(config.record.directory, config.name, "checkpoints"), None, 0
     while True:
         try:
             return await _run_once(config, overwrite, main, resume)
         except WorkerDiedError as error:
             newest = list_checkpoints(checkpoints)[-1:]
-            left = left - 1 if newest == cut else config.checkpoint.restarts
+            left = left - 1 if newest == previous else config.checkpoint.restarts
             if not newest or left <= 0:
                 raise
-            cut = newest
+            previous = newest
             make_view("off").message(f"{error}\nthe run goes on at its last checkpoint")
             overwrite, resume = False, True
 

@@ -63,7 +63,7 @@ class Run:
         self.stepper = Stepper(self.train, self.stop)
         self.scheduler: Scheduler | None = None  # of reinforcement learning, once it has begun
         self._since = 0.0  # when reinforcement learning began, had it never been interrupted
-        self._last_cut: dict[str, Any] = {}  # after the last step
+        self._last_state: dict[str, Any] = {}  # for the checkpoint after the last step
 
     async def train(self) -> dict[str, Any]:
         """Warm start if there is one, then reinforcement learning; returns the summary."""
@@ -102,7 +102,7 @@ class Run:
         self._stopping.set()
 
     async def _supervised(self, main: Callable[[asyncio.TaskGroup], Awaitable[T]]) -> T:
-        """Run `main` beside everything that may end the run: the death of a model, or of the last engine."""
+        """Run `main` together with the guards, which end the run when a model or the last engine dies."""
         weights, rollouts, ledger = self.parts.weights, self.parts.rollouts, self.parts.record.ledger
 
         async def start(owner: asyncio.TaskGroup) -> T:
@@ -176,10 +176,10 @@ class Run:
             self.progress.warm_start_seconds = await self._fine_tune(owner) if self.config.sft else 0.0
             await self._evaluate_before()
         await self._reinforce(owner)
-        return await self._finish(owner, self._last_cut, await self._evaluate_test())
+        return await self._finish(owner, self._last_state, await self._evaluate_test())
 
     async def _reinforce(self, owner: asyncio.TaskGroup) -> int:
-        """Drive both loops to the last step; returns the number of steps done."""
+        """Run both loops to the last step; return the number of steps done."""
         weights, resumption = self.parts.weights, self.parts.record.resumption
         self._since = _now() - self.progress.seconds
         scheduler = self.scheduler = self._make_scheduler()
@@ -190,7 +190,7 @@ class Run:
                 if resumption is not None:
                     await self._restore(learner, scheduler, resumption)
                 elif self.config.checkpoint.every:
-                    await self._checkpoints.save(owner, learner, self._cut(0, scheduler))
+                    await self._checkpoints.save(owner, learner, self._checkpoint_state(0, scheduler))
             await weights.switch_to_generation()
             scheduler.start(owner)
             steps = await self._steps(owner, scheduler, resumption.state["step"] if resumption else 0)
@@ -198,7 +198,7 @@ class Run:
             scheduler.stop(lost=True)
             raise
         self.progress.seconds = _now() - self._since
-        self._last_cut = self._cut(steps, scheduler)
+        self._last_state = self._checkpoint_state(steps, scheduler)
         scheduler.stop()
         weights.on_publish = None
         return steps
@@ -216,7 +216,7 @@ class Run:
         )
 
     async def _restore(self, learner: LearnerAccess, scheduler: Scheduler, resumption: ResumeState) -> None:
-        """Go on where the newest checkpoint was cut."""
+        """Continue from the newest checkpoint."""
         mixture = self.parts.tasks.mixture
         await learner.restore(resumption.checkpoint)
         self._algorithm_state = restore_algorithm_state(resumption.state.get("controllers"))
@@ -234,7 +234,7 @@ class Run:
         config = self.config
         for step in range(done + 1, config.steps + 1):
             began, waited, recorded = _now(), self._waits.seconds("groups"), self._waits.seconds("commit")
-            # Do not ask when stopping: where generation is ahead, groups are always ready, and the run would never end.
+            # When stopping, do not ask: if generation is ahead, groups are always ready and the run would never end.
             stopping = self._stopping
             groups = None if stopping.is_set else await stopping.unless_set(self._next_groups(scheduler))
             if groups is None:
@@ -266,7 +266,7 @@ class Run:
         async with parts.weights.updating() as learner:
             await scheduler.wait_durable()
             if self.config.rollout.deterministic:
-                await self._waits(parts.deadlines.quiesce("queue", "calm", "health"), "calm", "everybody else")
+                await self._waits(parts.deadlines.quiesce("queue", "quiesce", "health"), "quiesce", "all other tasks")
             metrics = describe_step(groups, scheduler, parts.rollouts) | self._check_rewards(step, scheduler)
             with name_step_in_errors(f"step {step}"):
                 result = await learner.learn(step, groups, self._algorithm_state)
@@ -275,10 +275,10 @@ class Run:
             parts.record.ledger.add_credit(result.credit)
             await self._record_samples(step, groups, result.credit)
             await learner.publish()
-            cut = self._cut(step, scheduler) if self._checkpoints.is_due(step) else None
-            scheduler.admit()  # after the cut: a resume from it draws these prompts again
-            if cut is not None:
-                await self._checkpoints.save(owner, learner, cut)
+            state = self._checkpoint_state(step, scheduler) if self._checkpoints.is_due(step) else None
+            scheduler.admit()  # after `state` is taken: a resume draws these prompts again
+            if state is not None:
+                await self._checkpoints.save(owner, learner, state)
         return metrics | result.metrics
 
     async def _next_groups(self, scheduler: Scheduler) -> list[Group]:
@@ -346,8 +346,8 @@ class Run:
 
     # --- checkpoints and summary ---------------------------------------------------------------------------------------
 
-    def _cut(self, step: int, scheduler: Scheduler) -> dict[str, Any]:
-        """Return the state of the run after `step`, beside that of its models."""
+    def _checkpoint_state(self, step: int, scheduler: Scheduler) -> dict[str, Any]:
+        """Return the state of the run after `step` for a checkpoint, without that of its models."""
         self.progress.seconds = _now() - self._since
         version = self.parts.weights.version
         return {
@@ -363,17 +363,19 @@ class Run:
             "code": code_version(),
         }
 
-    async def _finish(self, owner: asyncio.TaskGroup, cut: dict[str, Any], after: Evaluation | None) -> dict[str, Any]:
+    async def _finish(
+        self, owner: asyncio.TaskGroup, state: dict[str, Any], after: Evaluation | None
+    ) -> dict[str, Any]:
         """Save the model; write the summary and return it."""
         weights, progress = self.parts.weights, self.progress
         await weights.wait_loaded()
         async with weights.updating() as learner:
-            await self._checkpoints.save(owner, learner, cut)
+            await self._checkpoints.save(owner, learner, state)
         await self._checkpoints.wait_saved()
         summary = summarize_accuracy(progress, after, self.config) | {
             "warm_start_seconds": progress.warm_start_seconds,
             "train_seconds": progress.warm_start_seconds + progress.seconds,
-            "steps": cut["step"],
+            "steps": state["step"],
             "versions": weights.version.n,
             "lineage": weights.version.lineage,
             "stopped_early": self._stopping.is_set,

@@ -71,7 +71,7 @@ class WeightPublisher:
 
     @asynccontextmanager
     async def updating(self) -> AsyncIterator["LearnerAccess"]:
-        """Hold the lock of the weights, and give access to the learner meanwhile."""
+        """Hold the lock of the weights; within it, give access to the learner."""
         async with self._lock:
             access = LearnerAccess(self, self._devices.training)
             try:
@@ -119,7 +119,7 @@ class WeightPublisher:
         await self._waits(switch, "turn", "devices that are shared")
 
     async def _publish(self, version: PolicyVersion) -> None:
-        """Publish the learner's weights as `version`. Engines load them while the run goes on."""
+        """Publish the learner's weights as `version`; engines load them in the background."""
         assert self._owner is not None and self._ledger is not None
         await self.wait_loaded()
         hit("publish")

@@ -86,10 +86,10 @@ class SimulatedLearner:
         await asyncio.sleep(self.speed.per_token * sum(len(pack.tokens) for pack in packs) * 2 / 9)
         return [np.zeros((len(pack.tokens), 2), np.float32) for pack in packs]
 
-    async def publish(self, version: int, exchange: TransferContext) -> WeightsUpdate:
+    async def publish(self, version: int, transfer: TransferContext) -> WeightsUpdate:
         """Take the time to publish; nothing is written."""
         await asyncio.sleep(self.speed.publish)
-        return WeightsUpdate(version=version, location=str(exchange.directory / f"{version}"), manifest=None)
+        return WeightsUpdate(version=version, location=str(transfer.directory / f"{version}"), manifest=None)
 
     async def save(self, place: Path) -> asyncio.Future[None]:
         """Return a finished save; there are no weights to write."""

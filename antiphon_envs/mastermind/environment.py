@@ -18,7 +18,7 @@ MOST_CODES = 20_000  # that the expert searches
 def score_guess(guess: str, code: str) -> tuple[int, int]:
     """Return how many digits of `guess` are in their place in `code`, and how many others are elsewhere in it.
 
-    >>> judged("1123", "2143")
+    >>> score_guess("1123", "2143")
     (2, 1)
     """
     placed = sum(a == b for a, b in zip(guess, code, strict=True))

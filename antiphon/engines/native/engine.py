@@ -1,7 +1,8 @@
 """The native engine: continuous batching, token-exact under weight updates in flight.
 
-One `step`: seat queued requests in free slots; plan what to compute (`plan`); run the model once on all of it, laid flat
-(`attention`); draw a token for every sequence that is ready (`sampling`); report. `load` comes between two steps.
+One `step`: start queued requests in free slots; plan which tokens to compute (`plan`); run the model once on all of them,
+concatenated (`attention`); sample a token for every sequence that is ready (`sampling`); return the deltas. `load` is called
+between two steps.
 """
 
 import time
@@ -121,7 +122,7 @@ class NativeEngine:
         `DRAIN` waits until running requests have ended and admits none meanwhile; a later update replaces one that still waits.
 
         Raises:
-            WeightsError: The tensors are not the model's. Weights are then half written; `step` fails until a load succeeds.
+            WeightsError: The tensors do not match the model. Some may be copied by then; `step` fails until a load succeeds.
         """
         if self._queue.begin_update(update, mode):
             self._apply_update(update, mode)
@@ -170,9 +171,9 @@ class NativeEngine:
     # --- one step ------------------------------------------------------------------------------------------------------
 
     def step(self) -> list[Delta]:
-        """Advance all running requests by at most one token and return what is new of each."""
+        """Advance all running requests by at most one token; return their deltas."""
         if self._broken:
-            raise WeightsError("the last update failed half way; the engine needs another before it can go on")
+            raise WeightsError("the last weight update failed half way; load another before the next step")
         began = self._clock()
         deltas, self._outbox = self._outbox, []
         self._finish_draining()

@@ -271,6 +271,16 @@ def test_dropping_a_group_that_became_too_old():
     assert admission.finish(slow[0], usable=True).completed is False
 
 
+def test_redundant_siblings_make_up_for_a_failed_one():
+    """A group fails only once fewer siblings than it needs can still be scored."""
+    admission = Admission(config(redundancy=1, max_attempts=1))
+    _, (first, second, third) = admission.admit()
+    assert admission.finish(first, usable=False) == Change()
+    assert admission.finish(second, usable=True) == Change()
+    assert admission.finish(third, usable=False) == Change(failed=True)
+    assert +admission.ended == {AttemptStatus.FAILED: 3}
+
+
 def test_a_group_is_as_old_as_its_oldest_attempt():
     """One whose sibling failed and began again later is not younger for that."""
     admission = Admission(config(order="ready", groups_per_step=1, async_ratio=1, on_expiry="abort", max_attempts=2))
