@@ -33,7 +33,8 @@ def _make_factory(
     if not is_blocking(environment) or context.config.rollout.deterministic:
         make: EnvironmentFactory = environment_factory(environment, task.environment_options)
         return make
-    return EnvironmentPool(task.environment_pool, _host_spawner(context, task, hosts)).make
+    seconds = context.config.rollout.environment_timeout
+    return EnvironmentPool(task.environment_pool, _host_spawner(context, task, hosts), seconds).make
 
 
 def _host_spawner(context: LaunchContext, task: TaskConfig, hosts: Counter[str]) -> Callable[[], WorkerHandle]:
