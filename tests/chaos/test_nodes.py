@@ -239,7 +239,7 @@ def test_other_nodes_run_every_role_and_one_is_lost(project, nodes, classifier):
     }
     process = start(project, nodes, placement, replicas=2, turns=2, tasks=tasks, check={"prompts": 0})
     wait_for_line(process, "step ")
-    while not nodes.running(*WORKERS["environment"]):  # they start with the first attempts that play
+    while nodes.running(*WORKERS["environment"]) != [2, 3]:  # they start with the first attempts that play
         wait_for_line(process, "step ")
     there = {name: nodes.running(*names) for name, names in WORKERS.items()}
     assert there == {"reward": [1, 3], "judge": [2], "reward_model": [2], "environment": [2, 3], "engine": [1, 3]}
