@@ -66,6 +66,19 @@ CHARTS = (
         absent="evaluation.every and tasks[].test",
     ),
     Chart(
+        id="difficulty",
+        title="Accuracy by difficulty",
+        metrics=("evaluation/difficulty/*",),
+        shows="Accuracy on the test prompts of which the model before training solved less than a third of the samples (hard),"
+        " more than two thirds (easy), or a share in between (medium).",
+        worry="Easy falls: the model forgets what it could do. Hard stays at 0: it learns only what it half knew.",
+        remedy="Read rollouts of hard prompts, and use more evaluation.samples: with few, luck before training makes a prompt easy"
+        " or hard, and both curves move towards the mean.",
+        form="percent",
+        least=0,
+        absent="evaluation.every and tasks[].test",
+    ),
+    Chart(
         id="tasks",
         title="Reward by task",
         metrics=("reward/task/*",),
