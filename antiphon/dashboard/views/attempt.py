@@ -9,7 +9,7 @@ import numpy as np
 
 from antiphon.core.errors import AntiphonError
 from antiphon.core.types import AttemptId, Segment, Trajectory
-from antiphon.dashboard.cards import RunCard
+from antiphon.dashboard.cards import RunCard, require_attempts
 from antiphon.dashboard.coloring import LABELS, Coloring, Legend, list_colorings, make_coloring
 from antiphon.dashboard.curves import Curve
 from antiphon.dashboard.errors import NotFoundError, RequestError
@@ -138,6 +138,7 @@ def parse_attempt(name: str) -> tuple[int | None, AttemptId]:
 def query_attempt(site: Site, params: Params) -> AttemptPage:
     """Return the attempt `id`: tokens from `from` on of its segment `segment`, coloured by `color`."""
     run = site.folder.find(params.name)
+    require_attempts(site.read_card(params.name))
     lineage, attempt = parse_attempt(params.text("id"))
     site.index.refresh(run)
     with reader.RunReader.open(run, check_pages=False) as record:
