@@ -10,7 +10,8 @@ from antiphon.dashboard.curves import Curve
 
 LEVELS = 10
 SURPRISE = np.array([0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0])  # bounds of the levels of a negative log-prob
-SIGNED = ("advantage", "log_ratio")  # whose colours begin at 0, in two directions
+SIGNED = {"advantage": 0.0, "log_ratio": 0.01}  # colours begin at 0, in two directions; least value of the full colour
+FAINTEST = 0.01  # of the full colour's value; what is nearer to 0 has no colour
 LABELS = {
     "logprob": "log-prob",
     "mixed_cache": "mixed cache",
@@ -82,7 +83,7 @@ def make_coloring(segment: Segment, stats: Mapping[str, Curve], name: str) -> Co
         return Coloring(values, levels, _legend(levels, labels))
     if name in stats and len(stats[name]) == len(segment.tokens):
         values = stats[name]
-        return _color_signed(values) if name in SIGNED else _color_stream(values)
+        return _color_signed(values, SIGNED[name]) if name in SIGNED else _color_stream(values)
     found = next((segment.streams[spec] for spec in segment.streams if spec.name == name), None)
     if found is None:
         return None
@@ -101,10 +102,11 @@ def _color_stream(values: Curve) -> Coloring:
     return Coloring(values, levels, _legend(levels, labels))
 
 
-def _color_signed(values: Curve) -> Coloring:
-    """Spread the levels evenly on both sides of 0, which has none."""
+def _color_signed(values: Curve, least: float) -> Coloring:
+    """Spread the levels evenly on both sides of 0, up to the greatest value or `least`: noise is not to look like a signal."""
     known = np.nan_to_num(values)
-    most, half = float(np.abs(known).max(initial=0.0)) or 1.0, LEVELS // 2
+    most, half = max(float(np.abs(known).max(initial=0.0)), least) or 1.0, LEVELS // 2
+    known = np.where(np.abs(known) < FAINTEST * most, 0.0, known)
     sizes = np.minimum((np.abs(known) / most * half).astype(int), half - 1)
     levels = np.where(known > 0, half + sizes, np.where(known < 0, half - 1 - sizes, -1))
     bounds = [most * size / half for size in range(half)]
