@@ -57,6 +57,7 @@ def audit(directory: Path) -> Audit:
             audit_ledger.check_resumes(db, rollout),
             audit_ledger.check_freshness(db, rollout),
             audit_files.check_trajectories(db, directory),
+            audit_files.check_token_stats(db, directory),
             audit_files.check_checkpoints(db, directory),
         )
         violations = [violation for check in checks for violation in check]

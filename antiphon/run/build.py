@@ -115,8 +115,8 @@ async def _start_workers(
     if context.config.rollout.workers:
         await grader_stack.aclose()  # each rollout worker has graders of its own
         training, workers = await asyncio.gather(
-            start_training(context, model, record.directory), start_rollout_workers(context, model, record.lineage)
+            start_training(context, model, record.lineage), start_rollout_workers(context, model, record.lineage)
         )
         return SharedDevices(training, workers, shared=shared)
-    training = await start_training(context, model, record.directory)
+    training = await start_training(context, model, record.lineage)
     return SharedDevices(training, await start_rollouts(context, model, graders, stack), shared=shared)

@@ -16,7 +16,7 @@ from antiphon.core.types import REFERENCE_LOGPROBS
 from antiphon.engines.config import EngineConfig
 from antiphon.learning.config import CheckpointConfig, CriticConfig, LearnerConfig, SftConfig, TeacherConfig
 from antiphon.learning.mesh_config import MeshesConfig
-from antiphon.record.config import RecordConfig
+from antiphon.record.config import RunRecordConfig
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.evaluation import TaskPlan
 from antiphon.run.config_checks import find_problems
@@ -98,7 +98,7 @@ class RunConfig(Config):
     """Accuracy on the test prompts."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Checkpoints, from which the run can be resumed."""
-    record: RecordConfig = RecordConfig()
+    record: RunRecordConfig = RunRecordConfig()
     """What the run writes, and where."""
     sft: SftConfig | None = None
     """Supervised warm start before the reinforcement learning."""

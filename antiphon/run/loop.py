@@ -252,7 +252,7 @@ class Run:
             if config.evaluation.every and step % config.evaluation.every == 0 and step < config.steps:
                 evaluation = await self._evaluate_test()
                 if evaluation is not None:
-                    measured = {**evaluation.measures, **evaluation.curves()}
+                    measured = {**evaluation.measures, **evaluation.curves(self.progress.before)}
                     metrics |= {f"evaluation/{name}": value for name, value in measured.items()}
                     metrics |= {"evaluation/accuracy": evaluation.without(config.only_evaluated).accuracy}
             await self.stepper.after_step(step, self._record(step, config.steps, metrics))

@@ -82,6 +82,7 @@ def test_watched_tasks_are_measured_as_they_say_and_never_trained_on(project):
     assert low <= tasks["noted"]["accuracy_after"] <= high
     assert summary["accuracy_after"] == tasks["digits"]["accuracy_after"] and summary["test_prompts"] == 6
     assert first["evaluation/accuracy"] == first["evaluation/accuracy/digits"]
+    assert "evaluation/difficulty/hard" in first and 0 < luck < 1  # coins fall as they fell before
     with closing(sqlite3.connect(project.folder / "runs" / "run" / "ledger.db")) as ledger:
         assert ledger.execute("SELECT DISTINCT task FROM prompts").fetchall() == [("digits",)]
 
