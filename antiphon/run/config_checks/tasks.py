@@ -114,7 +114,7 @@ def _check_group_reward(config: "RunConfig", task: TaskConfig, at: str) -> Itera
 
 
 def check_accuracy(config: "RunConfig") -> Iterator[Problem]:
-    """Check that the test or validation prompts exist that accuracy targets need."""
+    """Check that the test or validation prompts exist that accuracy targets need, and that no setting is without use."""
     wanted = {
         "evaluation.every": config.evaluation.every,
         "evaluation.minimum_accuracy": config.evaluation.minimum_accuracy,
@@ -123,6 +123,8 @@ def check_accuracy(config: "RunConfig") -> Iterator[Problem]:
         for path, value in wanted.items():
             if value:
                 yield path, f"{value:g} needs test prompts, and no task has any (tasks.0.test)"
+    if config.evaluation.blocking and config.evaluation.concurrency:
+        yield "evaluation.concurrency", "is not used with evaluation.blocking: nothing else runs then"
     if config.sft and config.sft.stop_accuracy and not any(task.validation for task in config.tasks):
         yield (
             "sft.stop_accuracy",
