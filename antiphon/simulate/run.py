@@ -161,16 +161,15 @@ class _Simulation:
         training = make_local_training(config, ModelRoles(learner=self.learner), wait=wait)
         devices = SharedDevices(training, rollouts, shared=scenario.engines.lent > 0)
         context = TransferContext(record.directory.path.parent)
+        mixture = Mixture([MixtureTask(name=TASK, prompts=prompts[:count])], config.seed)
         return Components(
             config=config,
             deadlines=self.deadlines,
-            tasks=TaskData(
-                mixture=Mixture([MixtureTask(name=TASK, prompts=prompts[:count])], config.seed), test=prompts[count:]
-            ),
+            tasks=TaskData(mixture=mixture, test=prompts[count:]),
             rollouts=rollouts,
             weights=WeightPublisher(config, self.deadlines, devices, context, record.first_version),
             record=record,
-            hooks=load_group_hooks(config.rollout),
+            hooks=load_group_hooks(config.rollout, config.tasks, config.plan_evaluation(), mixture),
         )
 
     def make_outcome(self, summary: dict[str, Any]) -> Outcome:
