@@ -54,6 +54,8 @@ class Evaluation:
     truncated: float  # share of samples that a limit cut off, see `TrajectoryMeta.truncated`
     measures: Mapping[str, float] = field(default_factory=dict)
     """Means over the scored samples of a task by `task/name`: of the `score` and of each part of it, such as `turns`."""
+    versions: tuple[int, int] = (0, 0)
+    """Oldest and newest policy version that may have sampled a token: that at the first start, and the newest of a token."""
 
     @property
     def accuracies(self) -> np.ndarray:
@@ -160,6 +162,7 @@ async def evaluate(prompts: Sequence[Prompt], plans: Mapping[str, TaskPlan], run
         ungraded=sum(meta.score.status is not ScoreStatus.SCORED for meta in every),
         truncated=fmean(meta.truncated for meta in every),
         measures=_means(every),
+        versions=(min(meta.started.n for meta in every), max(meta.newest.n for meta in every)),
     )
 
 

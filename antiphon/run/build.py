@@ -82,7 +82,7 @@ async def start_run(config: RunConfig, *, overwrite: bool = False, resume: bool 
                 rollouts=devices.rollouts,
                 weights=WeightPublisher(config, context.deadlines, devices, transfer, record.first_version),
                 record=record,
-                hooks=load_group_hooks(config.rollout),
+                hooks=load_group_hooks(config.rollout, config.tasks, config.plan_evaluation(), tasks.mixture),
             )
         )
         stack.push_async_exit(run.stepper.end)

@@ -40,6 +40,12 @@ class EvaluationConfig(Config):
 
     every: Annotated[int, unit("training steps")] = Field(0, ge=0)
     """Steps between evaluations; 0 evaluates before and after only."""
+    blocking: bool = False
+    """Training waits for each evaluation, all of which then measures one version. Otherwise evaluations run beside training,
+    and those before and after it alone measure one version. With `rollout.deterministic` training always waits."""
+    concurrency: Annotated[int, unit("attempts")] = Field(0, ge=0)
+    """Attempts of an evaluation that run at once beside training, before rollouts that wait; 0 is a quarter of all slots of the
+    engines."""
     samples: Annotated[int, unit("completions")] = Field(1, gt=0)
     """Completions a prompt, where a task has no number of its own."""
     temperature: Annotated[float, unit("factor")] | None = Field(None, ge=0.0)
@@ -130,6 +136,14 @@ class RunConfig(Config):
                 success_part=own.success_part,
             )
         return plans
+
+    @property
+    def evaluation_attempts(self) -> int:
+        """Number of attempts of an evaluation that run at once beside training."""
+        slots = sum(engine.slots for engine in self.engine.engine_kinds)
+        if self.rollout.placement == "pinned":  # an attempt holds the slots of a group
+            slots //= self.rollout.group_size + self.rollout.redundancy
+        return self.evaluation.concurrency or max(slots // 4, 1)
 
     @property
     def judged_together(self) -> frozenset[str]:
