@@ -67,8 +67,8 @@ def create_app(site: Site, token: str, prefix: str = "", version: str = "") -> D
         routes=[*routes, Mount("/static", StaticFiles(directory=HERE / "static"))],
         lifespan=_make_lifespan(site),
         exception_handlers={
-            AntiphonError: _make_error_handler(templates),
-            HTTPException: _make_error_handler(templates),
+            AntiphonError: _make_error_handler(site, templates),
+            HTTPException: _make_error_handler(site, templates),
         },
     )
     return Door(app, token, prefix)
@@ -132,7 +132,7 @@ def _answer_changes(changes: Changes) -> Callable[[Request], Any]:
     return answer
 
 
-def _make_error_handler(templates: Templates) -> Any:
+def _make_error_handler(site: Site, templates: Templates) -> Any:
     def answer(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):
             status, message = error.status_code, "There is no such page." if error.status_code == 404 else error.detail
@@ -142,7 +142,9 @@ def _make_error_handler(templates: Templates) -> Any:
         if request.url.path.startswith("/api/"):
             return JsonResponse({"error": message}, status)
         soon = status == 404 and request.url.path.startswith("/now/")  # a run that is about to begin
-        context = {"status": status, "message": message, "here": "", "retry": soon}
+        name = request.path_params.get("name", "")
+        run = name if name in site.folder.list_runs() else ""
+        context = {"status": status, "message": message, "here": "", "retry": soon, "run": run}
         text = templates.render("error.html", Params([]), context)
         return _html(text, status)
 

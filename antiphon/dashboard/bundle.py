@@ -105,7 +105,7 @@ def _render(site: Site, name: str, templates: "BundleTemplates", by_path: dict[s
     try:
         result = page.query(site, params)
     except AntiphonError as error:
-        context = {"status": 422, "message": str(error)[:2000], "here": "", "retry": False}
+        context = {"status": 422, "message": str(error)[:2000], "here": "", "retry": False, "run": name}
         return templates.render("error.html", Params([]), context)
     if page.template:
         return templates.render(page.template, params, {"page": result, "here": path})

@@ -4,16 +4,24 @@ import json
 import re
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from antiphon.core.errors import AntiphonError
+from antiphon.dashboard.errors import NotFoundError
 from antiphon.record import notes, safe_files
 from antiphon.record.safe_ledger import open_ledger
 
+KINDS = {
+    "rl": "reinforcement learning",
+    "sft": "supervised fine-tuning",
+    "dpo": "preference optimisation",
+    "reward-model": "reward modelling",
+    "distill": "distillation",
+}
 STATES = ("running", "finished", "failed", "stopped", "damaged", "unread")
 READ_SECONDS = 0.6  # for which a page waits for cards
 TAIL = 1 << 18  # bytes at the end of `metrics.jsonl` that hold its last step
@@ -29,6 +37,7 @@ class RunCard:
 
     Attributes:
         name: Path from the folder that is served.
+        kind: One of `KINDS`: how it learns. Runs other than `rl` learn from data, and have no attempts.
         state: One of `STATES`; `stopped` means that its process is gone without an end on record.
         problem: The error that ended it, or the reason why it cannot be read.
         step: Last step; 0 if there is none.
@@ -51,6 +60,7 @@ class RunCard:
     """
 
     name: str
+    kind: str = "rl"
     state: str = "damaged"
     problem: str = ""
     step: int = 0
@@ -116,13 +126,16 @@ def _read_card(name: str, run: Path) -> RunCard:
     config = safe_files.read_config(run)
     last, spark = _read_steps(run)
     summary = read_summary(run)
-    state, problem = _find_state(run, summary)
+    kind, (state, problem) = _find_kind(run, config, summary), _find_state(run, summary)
+    if state == "stopped" and kind != "rl":
+        problem = "its process is gone without an end on record; --overwrite starts it anew"
     first = datetime.fromtimestamp((run / "config.yaml").stat().st_mtime, UTC)
     wrote = datetime.fromtimestamp(_last_write(run), UTC)
     alarms = summary.get("alarms") if summary else None
     written = read_notes(run)
     return RunCard(
         name=name,
+        kind=kind,
         state=state,
         problem=problem,
         step=int(last.get("step") or last.get("sft_step") or summary.get("steps") or 0),
@@ -205,6 +218,23 @@ def _parse(line: bytes) -> Mapping[str, Any]:
         if isinstance(found, dict):
             return found
     return {}
+
+
+def _find_kind(run: Path, config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+    """Return how a run learns; one of supervised fine-tuning alone is told from a warm start by its end."""
+    if "rollout" not in config and not (run / "ledger.db").exists():
+        return next((kind for kind in ("dpo", "distill") if kind in config), "reward-model")
+    if config.get("sft") and summary and (run / "ledger.db").exists():
+        with closing(open_ledger(run, check_pages=False)) as db:
+            return "rl" if db.execute("SELECT 1 FROM groups LIMIT 1").fetchone() else "sft"
+    return "rl"
+
+
+def require_attempts(card: RunCard) -> None:
+    """Raise `NotFoundError` if a run is of a kind that has no attempts."""
+    if card.kind != "rl":
+        message = f"A run of {KINDS[card.kind]} has no attempts, groups or timeline: it learns from data"
+        raise NotFoundError(f"{message}. Its page has its curves.")
 
 
 def _find_state(run: Path, summary: Mapping[str, Any]) -> tuple[str, str]:

@@ -1,5 +1,6 @@
 """The curated charts of a run: what each shows, what is worrying, and what to try."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from antiphon.dashboard.curves import MetricTable
@@ -22,6 +23,7 @@ class Chart:
         absent: What makes a run record it.
         above: A last value above this is worrying.
         below: A last value below this is worrying.
+        kinds: Kinds of runs that have it, see `cards.KINDS`; empty for all.
     """
 
     id: str
@@ -35,6 +37,7 @@ class Chart:
     absent: str = ""
     above: float | None = None
     below: float | None = None
+    kinds: tuple[str, ...] = ()
 
     def is_worrying(self, table: MetricTable) -> bool:
         """Return True if the last value of the first metric is out of its bounds."""
@@ -46,7 +49,7 @@ class Chart:
         )
 
 
-CHARTS = (
+ONLINE_CHARTS = (
     Chart(
         id="reward",
         title="Reward",
@@ -59,10 +62,24 @@ CHARTS = (
         id="accuracy",
         title="Accuracy on test prompts",
         metrics=("evaluation/accuracy", "evaluation/accuracy/*"),
+        kinds=("rl",),
         shows="Share of the samples of the test prompts that are a success (a score of 1, or as the task says); of each task.",
         worry="Reward rises and accuracy does not: the reward pays for something else.",
         remedy="Read well-paid rollouts, and the alarms for reward hacking.",
         form="percent",
+        absent="evaluation.every and tasks[].test",
+    ),
+    Chart(
+        id="difficulty",
+        title="Accuracy by difficulty",
+        metrics=("evaluation/difficulty/*",),
+        shows="Accuracy on the test prompts of which the model before training solved less than a third of the samples (hard),"
+        " more than two thirds (easy), or a share in between (medium).",
+        worry="Easy falls: the model forgets what it could do. Hard stays at 0: it learns only what it half knew.",
+        remedy="Read rollouts of hard prompts, and use more evaluation.samples: with few, luck before training makes a prompt"
+        " easy or hard, and both curves move towards the mean.",
+        form="percent",
+        least=0,
         absent="evaluation.every and tasks[].test",
     ),
     Chart(
@@ -238,7 +255,94 @@ CHARTS = (
         least=0,
     ),
 )
+PAIRS = ("dpo", "reward-model")
+OFFLINE_CHARTS = (
+    Chart(
+        id="sft_loss",
+        title="Loss of supervised fine-tuning",
+        metrics=("sft/loss",),
+        shows="Mean negative log-likelihood of the examples, per token, in nats: of `antiphon sft`, or of a warm start.",
+        worry="It rises, or falls to almost 0: the learning rate is too high, or the examples are learned by heart.",
+        remedy="Lower sft.optimizer.learning_rate or sft.steps, or set sft.stop_accuracy.",
+        least=0,
+    ),
+    Chart(
+        id="sft_accuracy",
+        title="Accuracy on validation prompts",
+        metrics=("sft/accuracy",),
+        shows="Accuracy of sampled responses to the validation prompts during supervised fine-tuning.",
+        worry="It stands still while the loss falls: the examples do not teach what the reward pays for.",
+        remedy="Compare the examples with what the reward expects.",
+        form="percent",
+        least=0,
+    ),
+    Chart(
+        id="sft_gradient",
+        title="Gradient norm of supervised fine-tuning",
+        metrics=("sft/grad_norm",),
+        shows="Norm of the gradient before it is clipped, a mean over the updates of the step.",
+        worry="Spikes that grow.",
+        remedy="Lower sft.optimizer.learning_rate, or warm it up for longer.",
+        form="small",
+        least=0,
+    ),
+    Chart(
+        id="ranked",
+        title="Pairs ranked as in the data",
+        metrics=("learner/accuracy", "evaluation/accuracy"),
+        shows="Share of the pairs of a step, and of the validation pairs, whose chosen response has the higher reward.",
+        worry="It is high on training pairs and near a half on validation pairs: the pairs are learned by heart.",
+        remedy="Lower epochs or the learning rate, or give more data.",
+        form="percent",
+        absent="validation",
+        kinds=PAIRS,
+    ),
+    Chart(
+        id="margin",
+        title="Margin of the rewards",
+        metrics=("learner/margin", "evaluation/margin"),
+        shows="Mean reward of the chosen response minus that of the rejected one, of training and of validation pairs.",
+        worry="It grows without end while the ranking of validation pairs stands still.",
+        remedy="End earlier, or raise dpo.beta.",
+        kinds=PAIRS,
+    ),
+    Chart(
+        id="pair_rewards",
+        title="Rewards of chosen and rejected",
+        metrics=("learner/reward_chosen", "learner/reward_rejected"),
+        shows="Mean reward of the chosen and of the rejected responses of a step.",
+        worry="Both fall in DPO: the policy makes the chosen responses less likely too.",
+        remedy="Lower the learning rate, or raise dpo.beta.",
+        kinds=PAIRS,
+    ),
+    Chart(
+        id="divergence",
+        title="Divergence from the teacher",
+        metrics=("learner/divergence", "evaluation/divergence"),
+        shows="Mean divergence of the student from the teacher, per token, in nats, on training and on validation data.",
+        worry="The curve of the validation data rises while the other falls.",
+        remedy="Lower epochs, or give more data.",
+        form="small",
+        least=0,
+        kinds=("distill",),
+    ),
+    Chart(
+        id="validation_loss",
+        title="Loss on validation data",
+        metrics=("evaluation/loss",),
+        shows="Loss over the validation data, in offline training.",
+        worry="It rises while the loss of the steps falls: the data is learned by heart.",
+        remedy="Lower epochs or the learning rate.",
+        kinds=(*PAIRS, "distill"),
+    ),
+)
+CHARTS = (*ONLINE_CHARTS, *OFFLINE_CHARTS)
 BY_ID = {chart.id: chart for chart in CHARTS}
+
+
+def list_charts(kinds: Collection[str]) -> list[Chart]:
+    """Return the curated charts that runs of some kinds may have."""
+    return [chart for chart in CHARTS if not chart.kinds or set(kinds) & set(chart.kinds)]
 
 
 def find_chart(name: str) -> Chart | None:

@@ -11,6 +11,8 @@ from urllib.parse import quote, urlencode
 import jinja2
 from markupsafe import Markup
 
+from antiphon.dashboard.cards import KINDS
+from antiphon.dashboard.coloring import LABELS
 from antiphon.dashboard.params import Params
 
 HERE = Path(__file__).parent
@@ -135,6 +137,8 @@ class Templates:
         )
         self._env.globals.update(url=self.url, version=version, is_bundle=is_bundle)
         self._env.filters.update(number=number, duration=duration, ago=ago, spark=spark, area=area)
+        self._env.filters["kind"] = lambda kind: KINDS[kind]
+        self._env.filters["coloring"] = lambda name: LABELS.get(name, name.replace("_", " "))
 
     def url(self, path: str, name: str = "", query: str = "", **params: object) -> str:
         """Return the address of a page.

@@ -47,16 +47,17 @@ def audit(directory: Path) -> Audit:
         ends = dict(db.execute("SELECT lineage, coalesce(detail ->> '$.error', '') FROM events WHERE kind = 'end'"))
         branch = db.execute("SELECT detail FROM events WHERE kind = 'branch' ORDER BY number").fetchone()
         audit_ledger.mark_surviving(db)
-        rollout = _read_rollout(directory)
+        rollout, curricula = _read_rollout(directory), _read_curricula(directory)
         checks = (
             audit_ledger.check_lineages(db),
             audit_ledger.check_statuses(db),
             audit_ledger.check_balance(db, balance),
             audit_ledger.check_steps(db, rollout),
             audit_ledger.check_repeats(db),
-            audit_ledger.check_resumes(db, rollout),
+            audit_ledger.check_resumes(db, rollout, curricula),
             audit_ledger.check_freshness(db, rollout),
             audit_files.check_trajectories(db, directory),
+            audit_files.check_token_stats(db, directory),
             audit_files.check_checkpoints(db, directory),
         )
         violations = [violation for check in checks for violation in check]
@@ -67,6 +68,13 @@ def _read_branch_point(detail: str) -> dict[str, str]:
     """Return the fields of an event `branch`."""
     fields = json.loads(detail)
     return {name: str(fields[name]) for name in ("run", "lineage", "step", "version", "digest")}
+
+
+def _read_curricula(directory: Path) -> list[str]:
+    """Return the names of the tasks whose prompts are drawn by their solve rates."""
+    with safe_files.convert_read_errors(directory / "config.yaml"):
+        tasks = safe_files.read_config(directory).get("tasks", ())
+        return [str(task["name"]) for task in tasks if task.get("curriculum") is not None]
 
 
 def _read_rollout(directory: Path) -> dict[str, Any]:

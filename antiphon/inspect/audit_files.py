@@ -20,6 +20,7 @@ _COLUMNS = pa.schema(
         ("loss_mask", pa.list_(pa.bool_())),
     ]
 )
+_ROW = pa.schema([(name, pa.int64()) for name in ("lineage", "step", "grp", "sibling", "try")])
 
 
 def check_trajectories(db: sqlite3.Connection, run: Path) -> Iterator[str]:
@@ -59,6 +60,31 @@ def _count_sampled(table: pa.Table) -> list[int]:
     offsets = masks.offsets.to_numpy()
     counts: list[int] = np.diff(before[offsets - offsets[:1]]).tolist()
     return counts
+
+
+def check_token_stats(db: sqlite3.Connection, run: Path) -> Iterator[str]:
+    """Check that recorded numbers of tokens can be read, and are of attempts that their step trained on."""
+    folder = safe_files.resolve_path(run, "token_stats")
+    for path in sorted(folder.glob("*.parquet")):
+        try:
+            table = safe_files.read_table(safe_files.resolve_file(run, f"token_stats/{path.name}"), _ROW)
+            with safe_files.convert_read_errors(path):
+                rows = {tuple(row.values()) for row in table.to_pylist()}
+        except RecordError as error:
+            yield f"token_stats/{path.name} cannot be read: {error}"
+            continue
+        steps = sorted({row[:2] for row in rows})
+        if [f"{lineage}-{step:06d}.parquet" for lineage, step in steps] != [path.name]:
+            yield f"token_stats/{path.name} has numbers of other steps: {steps[:EXAMPLES]}"
+            continue
+        ((lineage, step),) = steps
+        # A process that dies in a step leaves a file of it, and attempts that no step trained on.
+        query = (
+            "SELECT lineage, ?2, grp, sibling, try FROM attempts a WHERE lineage = ?1 AND (step = ?2 OR NOT EXISTS"
+            " (SELECT 1 FROM steps s WHERE s.lineage = ?1 AND s.step = ?2 AND s.version IS NOT NULL))"
+        )
+        if wrong := rows - set(db.execute(query, (lineage, step))):
+            yield f"token_stats/{path.name} has {len(wrong)} attempts that step {step} did not train on"
 
 
 def check_checkpoints(db: sqlite3.Connection, run: Path) -> Iterator[str]:

@@ -4,8 +4,9 @@ The temporary table `path` has the lineages that the newest one descends from, w
 `trained` has the attempts that surviving steps trained on.
 """
 
+import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from math import ceil, floor
 from typing import Any
@@ -150,22 +151,25 @@ def check_repeats(db: sqlite3.Connection) -> Iterator[str]:
     )
 
 
-def check_resumes(db: sqlite3.Connection, rollout: dict[str, Any]) -> Iterator[str]:
+def check_resumes(db: sqlite3.Connection, rollout: dict[str, Any], curricula: Sequence[str]) -> Iterator[str]:
     """Check that lost prompts were drawn again, and that reusable trajectories were not sampled again.
 
     Prompts are numbered in the order of their draw, so a prompt before the newest one of the newest lineage must be in that
-    lineage, or be deferred to a long round.
+    lineage, or be deferred to a long round. Tasks with a curriculum draw others after a resume, when their attempts have other
+    scores.
     """
     yield from report_rows(
         db,
         "prompts that a crash or a rollback took back, and that were not offered again",
         "SELECT task, id, epoch FROM groups g JOIN prompts USING (prompt) LEFT JOIN steps s USING (lineage, step)"
         " WHERE (g.outcome = 'lost' OR s.undone) AND g.lineage < (SELECT max(lineage) FROM lineages)"
+        " AND task NOT IN (SELECT value FROM json_each(?))"
         " AND g.prompt < (SELECT max(prompt) FROM groups WHERE lineage = (SELECT max(lineage) FROM lineages))"
         " AND NOT EXISTS (SELECT 1 FROM lineages l, json_each(l.state, '$.scheduler.deferred') d"
         " WHERE l.lineage > g.lineage AND d.value ->> 0 = task AND d.value ->> 1 = prompts.id)"
         " AND NOT EXISTS (SELECT 1 FROM groups later JOIN path USING (lineage)"
         " WHERE later.prompt = g.prompt AND later.lineage > g.lineage)",
+        json.dumps(curricula),
     )
     if not (rollout["deterministic"] or rollout["sampler"]):
         yield from report_rows(

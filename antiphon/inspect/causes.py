@@ -14,6 +14,14 @@ NOT_FINITE = "learner/skipped_updates"
 KEPT = "learner/correction_kept"
 
 
+def _name_filter(row: AttemptRow, config: Mapping[str, Any]) -> str:
+    """Return the settings that may have rejected an attempt's group."""
+    tasks = config.get("tasks", ())
+    bounds = next((task.get("mean_range") for task in tasks if task.get("name") == row.prompt.task), None)
+    own = f"rollout.filter ({config.get('rollout', {}).get('filter')})"
+    return f"{own} or mean_range of its task ({bounds})" if bounds else own
+
+
 def explain_status(reader: RunReader, row: AttemptRow) -> Iterator[tuple[str, str]]:
     """Yield the cause of an attempt's status, and the attempt that reused its trajectory, if there is one."""
     config = reader.read_config()
@@ -24,7 +32,7 @@ def explain_status(reader: RunReader, row: AttemptRow) -> Iterator[tuple[str, st
             yield from _explain_update(reader, row, config, siblings)
         case AttemptStatus.FILTERED:
             scores = ", ".join(_format_score(each.score) for each in siblings if each.status == row.status)
-            yield "cause", f"rollout.filter ({rollout.get('filter')}) rejected its complete group, with scores {scores}"
+            yield "cause", f"{_name_filter(row, config)} rejected its complete group, with scores {scores}"
         case AttemptStatus.STALE:
             yield "cause", _explain_age(row, siblings, rollout)
         case AttemptStatus.REDUNDANT if rollout.get("sampler"):

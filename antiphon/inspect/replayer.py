@@ -30,8 +30,7 @@ from antiphon.record.ledger import Ledger, run_synchronously
 from antiphon.record.reader import RunReader
 from antiphon.record.resume import ReusableRollouts, find_reusable, open_first_lineage
 from antiphon.record.store import LedgerStore
-from antiphon.rollout.filters import FILTERS
-from antiphon.rollout.group_hooks import GroupHooks
+from antiphon.rollout.group_hooks import GroupHooks, make_filter, make_observer
 from antiphon.rollout.scheduler import Scheduler
 from antiphon.run.config import RunConfig
 from antiphon.run.launch.models import make_step_pipeline
@@ -158,7 +157,10 @@ class Replayer:
             version=PolicyVersion(lineage.number, lineage.version),
             next_prompt=self._mixture.next,
             episodes=attempts,
-            hooks=GroupHooks(keep=FILTERS.resolve(config.rollout.filter) if config.rollout.filter else None),
+            hooks=GroupHooks(
+                keep=make_filter(config.rollout, config.tasks),
+                observe=make_observer(config.tasks, config.plan_evaluation(), self._mixture),
+            ),
             deadlines=Deadlines(),
             ledger=Ledger(store, Events(), run=run_synchronously),
         )

@@ -62,6 +62,9 @@ class Learner(Trainer, Offloadable, Protocol):
     async def begin(self, algorithm: AlgorithmConfig, optimizer: OptimizerConfig, total_updates: int) -> int:
         """Start a phase with a fresh optimiser; returns the number of trained parameters."""
 
+    async def logprobs_and_entropies(self, packs: Sequence[Pack]) -> list[FloatArray]:
+        """Return log-prob and entropy of each loss token, [T, 2] a pack."""
+
     async def publish(self, version: int, transfer: TransferContext) -> WeightsUpdate:
         """Publish the current weights as `version`, for engines to load."""
 
@@ -144,6 +147,11 @@ class WorkerLearner:
         """Return the model's output for the loss tokens, [T] a pack."""
         predicted: list[FloatArray] = await self._handle.call("predict", list(packs))
         return predicted
+
+    async def logprobs_and_entropies(self, packs: Sequence[Pack]) -> list[FloatArray]:
+        """Return log-prob and entropy of each loss token, [T, 2] a pack."""
+        measured: list[FloatArray] = await self._handle.call("logprobs_and_entropies", list(packs))
+        return measured
 
     async def attention_stats(self, packs: Sequence[Pack]) -> list[FloatArray]:
         """Return WAAD and FAI of the loss tokens, [T, 2] a pack."""

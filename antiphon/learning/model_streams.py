@@ -43,7 +43,7 @@ async def query_models(step: Step) -> dict[StreamSpec, Arrays]:
             raise ConfigError(f"the stream {spec.name!r} is needed, and the run has no {spec.producer} to compute it")
     asked = {spec: queries[spec] for spec in specs if spec in queries}
     streams, taught = await asyncio.gather(
-        _query_each(samples, asked, config), _teacher_logprobs(samples, step.pipeline)
+        query_samples(samples, asked, config), _teacher_logprobs(samples, step.pipeline)
     )
     if TEACHER_LOGPROBS in specs:  # where a task has no teacher, the policy's own log-probs: nothing to learn
         own = {key: sample.segment.logprobs for key, sample in samples.items()} | streams.get(PROXIMAL_LOGPROBS, {})
@@ -74,7 +74,7 @@ async def _teacher_logprobs(samples: Mapping[SampleKey, Sample], pipeline: StepP
     """Return the mean log-probs over the teachers of each sample's task, for samples of tasks that have teachers."""
     answers = await asyncio.gather(
         *(
-            _query_each(
+            query_samples(
                 {key: one for key, one in samples.items() if not teacher.tasks or one.meta.task in teacher.tasks},
                 {TEACHER_LOGPROBS: model.predict},
                 pipeline.config,
@@ -89,7 +89,7 @@ async def _teacher_logprobs(samples: Mapping[SampleKey, Sample], pipeline: StepP
     return {key: np.mean(logprobs, axis=0, dtype=np.float32) for key, logprobs in by_sample.items()}
 
 
-async def _query_each(
+async def query_samples(
     samples: Mapping[SampleKey, Sample], queries: Mapping[StreamSpec, Query], config: LearnerConfig
 ) -> dict[StreamSpec, Arrays]:
     """Ask each query about the same packs; return its answer [L, …] for each sample."""

@@ -4,7 +4,7 @@ import math
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -67,11 +67,15 @@ class PackLearner(CheckpointedLearner):
 
     def predict(self, packs: list[Pack]) -> list[FloatArray]:
         """Return the model's output for the loss tokens, 0 elsewhere, [T] a pack: log-probs of a policy, values of a critic."""
+        return self._query(packs, lambda outputs: outputs[0])
+
+    def _query(self, packs: list[Pack], choose: Callable[[tuple[torch.Tensor, ...]], torch.Tensor]) -> list[FloatArray]:
+        """Return what `choose` makes of the outputs for the loss tokens, [N, …], as [T, …] a pack with 0 elsewhere."""
 
         def ask(pack: Pack) -> FloatArray:
-            result = np.zeros(len(pack.tokens), dtype=np.float32)
-            said, *_ = self.shards.run(self._forward, pack, self._targets(pack))
-            result[pack.loss_mask] = said.float().cpu().numpy()
+            chosen = choose(self.shards.run(self._forward, pack, self._targets(pack))).float().cpu().numpy()
+            result = np.zeros((len(pack.tokens), *chosen.shape[1:]), dtype=np.float32)
+            result[pack.loss_mask] = chosen
             return result
 
         with torch.no_grad():

@@ -12,6 +12,7 @@ package.module:function, among these or instead of them; `docs/new_loss.md` has 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -135,10 +136,10 @@ async def update_actor(step: Step) -> None:
     pipeline, algorithm = step.pipeline, step.algorithm
     if pipeline.critic is not None and step.number <= pipeline.critic.warmup_steps:
         return
-    kept, samples = step.learner_streams(), by_key(step.samples)
-    step.update_samples({key: {"streams": sample.streams.only(kept)} for key, sample in samples.items()})
+    kept = step.learner_streams()
+    samples = [[replace(one, streams=one.streams.only(kept)) for one in group] for group in step.samples]
     skip = algorithm.skips_zero_advantage(pipeline.loss)
-    batch = _build(step, step.samples, pipeline.config.mesh.data, algorithm.aggregation, skip)
+    batch = _build(step, samples, pipeline.config.mesh.data, algorithm.aggregation, skip)
     step.batches.append(batch)
     trained = await pipeline.learner.step(batch)
     step.metrics |= {f"learner/{name}": value for name, value in trained.items()}

@@ -59,6 +59,10 @@ class TorchLearner(PackLearner):
         with lora.adapters_disabled(self.model):
             return self.predict(packs)
 
+    def logprobs_and_entropies(self, packs: list[Pack]) -> list[FloatArray]:
+        """Return log-prob and entropy of each loss token, 0 elsewhere, [T, 2] a pack."""
+        return self._query(packs, lambda outputs: torch.stack(outputs, -1))
+
     def attention_stats(self, packs: list[Pack]) -> list[FloatArray]:
         """Compute WAAD and FAI of the loss tokens from this learner's own weights; see `learning.model.attention_stats`.
 

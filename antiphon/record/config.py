@@ -20,3 +20,12 @@ class RecordConfig(Config):
     """Live view in the terminal; `auto` shows it in a terminal, and prints one line a step elsewhere."""
     events: bool = False
     """Write `events.jsonl` (admissions, attempts, requests, loads, steps) and, at the end, `trace.json` for ui.perfetto.dev."""
+
+
+class RunRecordConfig(RecordConfig):
+    """The run directory and the trackers of a run that samples."""
+
+    token_stats: tuple[Literal["entropy", "advantage", "log_ratio", "waad", "fai"], ...] = ()
+    """Numbers of each token that a step trained on, written to `token_stats/`: `entropy` of the policy before the step;
+    `advantage`; `log_ratio`, the log-prob under that policy minus the one of sampling; `waad` and `fai`, with
+    `algorithm.rhythm`. `entropy` and `log_ratio` together cost one forward pass a step."""

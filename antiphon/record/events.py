@@ -34,10 +34,15 @@ EVENTS: Mapping[str, tuple[str, str]] = {
     "take": ("groups", "a step begins with these groups"),
     "publish": ("version", "the step is done"),
     "fault": ("point", "a simulation injects a fault"),
+    "evaluate": ("step version", "an evaluation begins after this step, at this version; 0 is before the first step"),
+    "evaluated": (
+        "step first last accuracy",
+        "it has ended, with the oldest and newest version that its tokens may come from, and its accuracy",
+    ),
     "phase": ("", "a probe of the planner begins its next phase"),
     "end": ("error", "the run ends, by itself or by an error"),
 }
-RARE = frozenset({"join", "lost", "retired", "grow", "fault", "end"})
+RARE = frozenset({"join", "lost", "retired", "grow", "fault", "evaluate", "evaluated", "end"})
 RECENT = 20  # events that are kept in memory, for error messages
 
 

@@ -86,6 +86,11 @@ METRICS: Mapping[str, str] = {
     "evaluation/accuracy/<task>": "Share of the samples of a task's test prompts that are a success.",
     "evaluation/accuracy/<task>/low": "Lower end of the 95 % interval of this accuracy.",
     "evaluation/accuracy/<task>/high": "Upper end of the 95 % interval of this accuracy.",
+    "evaluation/difficulty/<difficulty>": "Accuracy on the test prompts of which the model before training solved less than a "
+    "third of the samples (hard), more than two thirds (easy), or a share in between (medium).",
+    "evaluation/first_version": "Policy version at the begin of the evaluation: no token of it is older.",
+    "evaluation/last_version": "Newest policy version that sampled a token of the evaluation.",
+    "evaluation/wait_seconds": "Seconds that training waited for the evaluation.",
     "evaluation/<task>/score": "Mean score of a task's test prompts.",
     "evaluation/<task>/<part>": "Mean of a part of these scores.",
     "evaluation/<measure>": "Offline: the learner's metric of this name over the test data.",

@@ -6,6 +6,7 @@ runs/<name>/config.yaml      the resolved configuration
             summary.json     results of the run
             ledger.db        the fate of every prompt, attempt and step
             rollouts/        trajectories, in Parquet
+            token_stats/     numbers of each token that was trained on, if asked for
             samples.jsonl    tables of sample rollouts, if there are trackers
             events.jsonl     trace.json     events of the control plane and a trace of them, if asked for
             checkpoints/     logs/

@@ -73,7 +73,8 @@ class RolloutConfig(Config):
     on_update: OnUpdate = OnUpdate.KEEP
     """What happens to running requests when new weights arrive: `keep`, `recompute`, `restart` or `drain`."""
     filter: str | None = None
-    """Filter of complete groups: `spread` drops groups whose scores are all equal; or package.module:function."""
+    """Filter of complete groups: `spread` drops groups whose scores are all equal; or package.module:function. A task can also
+    have a `mean_range`."""
     sampler: str | None = None
     """Your own way to sample a group, package.module:function; see `antiphon/rollout/sampling_loop.py`."""
     max_attempts: Annotated[int, unit("attempts")] = Field(3, gt=0)

@@ -16,6 +16,7 @@ from antiphon.tasks.base import FLAG_PREFIX
 RunOne = Callable[[Prompt, AttemptId, Sampling], Coroutine[Any, Any, Trajectory]]
 
 RESAMPLES = 2000  # of the bootstrap
+HARD, EASY = 1 / 3, 2 / 3  # shares of successes before training, below and above which a prompt is hard or easy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,8 @@ class Evaluation:
     truncated: float  # share of samples that a limit cut off, see `TrajectoryMeta.truncated`
     measures: Mapping[str, float] = field(default_factory=dict)
     """Means over the scored samples of a task by `task/name`: of the `score` and of each part of it, such as `turns`."""
+    versions: tuple[int, int] = (0, 0)
+    """Oldest and newest policy version that may have sampled a token: that at the first start, and the newest of a token."""
 
     @property
     def accuracies(self) -> np.ndarray:
@@ -94,13 +97,25 @@ class Evaluation:
             places.setdefault(task, []).append(index)
         return {task: self._subset(indices) for task, indices in places.items()}
 
-    def curves(self) -> dict[str, float]:
-        """Return the accuracy of each task and the ends of its interval, as metrics."""
+    def curves(self, before: Sequence[float] | None = None) -> dict[str, float]:
+        """Return the accuracy of each task and the ends of its interval, and the accuracy by difficulty, as metrics.
+
+        Args:
+            before: Accuracy on each prompt before training, [P]; None or empty if it is not known.
+        """
         found: dict[str, float] = {}
         for task, own in self.by_task().items():
             low, high = own.interval()
             found |= {f"accuracy/{task}": own.accuracy, f"accuracy/{task}/low": low, f"accuracy/{task}/high": high}
-        return found
+        return found | self._by_difficulty(before or ())
+
+    def _by_difficulty(self, before: Sequence[float]) -> dict[str, float]:
+        """Return the accuracy on prompts of each difficulty: the share of their samples that was a success before training."""
+        levels: dict[str, list[float]] = {}
+        for solved, accuracy in zip(before, self.accuracies if before else (), strict=True):
+            level = "hard" if solved < HARD else "easy" if solved > EASY else "medium"
+            levels.setdefault(level, []).append(float(accuracy))
+        return {f"difficulty/{level}": fmean(found) for level, found in levels.items()}
 
     def _subset(self, indices: Sequence[int]) -> "Evaluation":
         return replace(
@@ -147,6 +162,7 @@ async def evaluate(prompts: Sequence[Prompt], plans: Mapping[str, TaskPlan], run
         ungraded=sum(meta.score.status is not ScoreStatus.SCORED for meta in every),
         truncated=fmean(meta.truncated for meta in every),
         measures=_means(every),
+        versions=(min(meta.started.n for meta in every), max(meta.newest.n for meta in every)),
     )
 
 

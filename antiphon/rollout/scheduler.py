@@ -66,6 +66,7 @@ class Scheduler:
         self._episodes = episodes
         self._sampler = hooks.sampler
         self._keep = hooks.keep
+        self._observe = hooks.observe
         self._deadlines = deadlines
         self._ledger = ledger
         self._reusable = ReusableRollouts()
@@ -271,6 +272,7 @@ class Scheduler:
             self.progress.record_failed_group()
         elif change.completed and self._keep is not None and not self._keep(self._open[group].to_group(group)):
             self.admission.filter(group)
+            self._note_scores(self._open[group].to_group(group))
             self._end_group(group, GroupOutcome.FILTERED)
             self.progress.record_filtered_group()
         elif change.completed:
@@ -303,8 +305,14 @@ class Scheduler:
 
     def _close_group(self, group: int) -> Group:
         closed = self._open[group].to_group(group)
+        self._note_scores(closed)
         self._end_group(group, GroupOutcome.COMPLETE)
         return closed
+
+    def _note_scores(self, group: Group) -> None:
+        """Show a group that is about to end; one that is alive at a checkpoint is complete again after a resume."""
+        if self._observe is not None:
+            self._observe(group)
 
     def _end_group(self, group: int, outcome: GroupOutcome) -> None:
         if group in self._open:

@@ -109,7 +109,7 @@ def _adapt_state(
 
 def _data(config: RunConfig) -> Any:
     """Return what the order of the prompts depends on."""
-    return config.seed, [(task.name, task.weight, task.prompts, task.route) for task in config.tasks]
+    return config.seed, [(task.name, task.weight, task.prompts, task.route, task.curriculum) for task in config.tasks]
 
 
 def _evaluation(config: RunConfig) -> Any:

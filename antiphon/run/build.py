@@ -84,7 +84,7 @@ async def start_run(config: RunConfig, *, overwrite: bool = False, resume: bool 
                 rollouts=devices.rollouts,
                 weights=WeightPublisher(config, context.deadlines, devices, transfer, record.first_version),
                 record=record,
-                hooks=load_group_hooks(config.rollout),
+                hooks=load_group_hooks(config.rollout, config.tasks, config.plan_evaluation(), tasks.mixture),
             )
         )
         stack.push_async_exit(run.stepper.end)
@@ -114,14 +114,14 @@ async def _start_workers(
     graders = await grader_stack.enter_async_context(start_graders(context, judges))
     if record.resumption is None:
         await check_rewards_at_start(context, tasks, graders.router)
-    shared = context.placement.shared
     context = replace(context, roles=await start_roles(context, stack))
     if context.config.rollout.workers:
         await grader_stack.aclose()  # each rollout worker has graders of its own; the judges stay
         training, workers = await asyncio.gather(
-            start_training(context, model, record.directory),
+            start_training(context, model, record.lineage),
             start_rollout_workers(context, model, record.lineage, judges),
         )
-        return SharedDevices(training, workers, shared=shared)
-    training = await start_training(context, model, record.directory)
-    return SharedDevices(training, await start_rollouts(context, model, graders, stack), shared=shared)
+        return SharedDevices(training, workers, shared=context.placement.shared)
+    training = await start_training(context, model, record.lineage)
+    rollouts = await start_rollouts(context, model, graders, stack)
+    return SharedDevices(training, rollouts, shared=context.placement.shared)

@@ -16,7 +16,7 @@ from antiphon.core.types import REFERENCE_LOGPROBS
 from antiphon.engines.config import EngineConfig
 from antiphon.learning.config import CheckpointConfig, CriticConfig, LearnerConfig, SftConfig, TeacherConfig
 from antiphon.learning.mesh_config import MeshesConfig
-from antiphon.record.config import RecordConfig
+from antiphon.record.config import RunRecordConfig
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.evaluation import TaskPlan
 from antiphon.run.config_checks import find_problems
@@ -41,6 +41,12 @@ class EvaluationConfig(Config):
 
     every: Annotated[int, unit("training steps")] = Field(0, ge=0)
     """Steps between evaluations; 0 evaluates before and after only."""
+    blocking: bool = False
+    """Training waits for each evaluation, all of which then measures one version. Otherwise evaluations run beside training,
+    and those before and after it alone measure one version. With `rollout.deterministic` training always waits."""
+    concurrency: Annotated[int, unit("attempts")] = Field(0, ge=0)
+    """Attempts of an evaluation that run at once beside training, before rollouts that wait; 0 is a quarter of all slots of the
+    engines."""
     samples: Annotated[int, unit("completions")] = Field(1, gt=0)
     """Completions a prompt, where a task has no number of its own."""
     temperature: Annotated[float, unit("factor")] | None = Field(None, ge=0.0)
@@ -117,7 +123,7 @@ class RunConfig(Config):
     """Accuracy on the test prompts."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Checkpoints, from which the run can be resumed."""
-    record: RecordConfig = RecordConfig()
+    record: RunRecordConfig = RunRecordConfig()
     """What the run writes, and where."""
     roles: dict[RoleName, RoleConfig] = {}
     """Roles of your own: objects in workers, whose methods your stages call."""
@@ -163,6 +169,14 @@ class RunConfig(Config):
         """The devices of each role that has a placement, your own roles as `roles.NAME`."""
         own = {f"roles.{name}": role.placement for name, role in self.roles.items() if role.placement}
         return self.placement.roles | own
+
+    @property
+    def evaluation_attempts(self) -> int:
+        """Number of attempts of an evaluation that run at once beside training."""
+        slots = sum(engine.slots for engine in self.engine.engine_kinds)
+        if self.rollout.placement == "pinned":  # an attempt holds the slots of a group
+            slots //= self.rollout.group_size + self.rollout.redundancy
+        return self.evaluation.concurrency or max(slots // 4, 1)
 
     @property
     def judged_together(self) -> frozenset[str]:

@@ -13,6 +13,8 @@ CHANGEABLE = (
     "record",
     "checkpoint",
     "evaluation.every",
+    "evaluation.blocking",
+    "evaluation.concurrency",
     "evaluation.minimum_accuracy",
     "cluster",
     "placement",

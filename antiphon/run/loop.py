@@ -18,22 +18,23 @@ part: every task has an owner, every wait a deadline, and a dead worker fails wh
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from antiphon.algorithms.rewards import AlgorithmState, restore_algorithm_state
 from antiphon.core.errors import StallError
-from antiphon.core.types import AttemptId, Credit, Group, Prompt, Sampling, Trajectory
+from antiphon.core.types import Credit, Group
 from antiphon.learning.data_samples import supervised_batch
 from antiphon.record.metrics_table import plot_metric, read_metrics_table
 from antiphon.record.resume import ResumeState, code_version
 from antiphon.record.trackers.samples import SampleTables
-from antiphon.rollout.evaluation import Evaluation, TaskPlan, evaluate
+from antiphon.rollout.evaluation import Evaluation
 from antiphon.rollout.scheduler import Scheduler
 from antiphon.run.checkpoints import RunCheckpoints
 from antiphon.run.components import Components, Progress
+from antiphon.run.evaluations import Evaluations, evaluate_newest
 from antiphon.run.publisher import LearnerAccess
 from antiphon.run.step_metrics import describe_step
 from antiphon.run.stepping import StepMetrics, Stepper
@@ -58,6 +59,7 @@ class Run:
         self.progress = Progress(**resumption.state["progress"]) if resumption else Progress()
         self._algorithm_state = AlgorithmState()
         self._checkpoints = RunCheckpoints(parts)
+        self._evaluations = Evaluations(parts)
         self._waits = RunWaits(parts.config, parts.deadlines)
         self._stopping = StopSignal()
         self.stepper = Stepper(self.train, self.stop)
@@ -127,7 +129,8 @@ class Run:
     async def _fine_tune_alone(self, owner: asyncio.TaskGroup) -> dict[str, Any]:
         await self._evaluate_before()
         self.progress.warm_start_seconds = await self._fine_tune(owner)
-        return await self._finish(owner, {"step": self.parts.weights.version.n}, await self._evaluate_test())
+        last = self.parts.weights.version.n
+        return await self._finish(owner, {"step": last}, await self._evaluations.run(last))
 
     async def _fine_tune(self, owner: asyncio.TaskGroup) -> float:
         """Take likelihood steps until the validation accuracy is reached; returns seconds.
@@ -150,8 +153,9 @@ class Run:
             if due and sft.stop_accuracy:
                 async with weights.updating() as learner:
                     await learner.publish()
+                await weights.switch_to_generation()
                 plans, prompts = self.config.plan_evaluation(1, 1.0), self.parts.tasks.validation
-                validation = owner.create_task(self._evaluate(prompts, plans), name="validation")
+                validation = owner.create_task(evaluate_newest(self.parts, prompts, plans), name="validation")
                 if weights.shared_devices:  # generation and training take turns
                     await validation
         if validation is not None:
@@ -175,8 +179,8 @@ class Run:
         if self.parts.record.resumption is None:
             self.progress.warm_start_seconds = await self._fine_tune(owner) if self.config.sft else 0.0
             await self._evaluate_before()
-        await self._reinforce(owner)
-        return await self._finish(owner, self._last_state, await self._evaluate_test())
+        steps = await self._reinforce(owner)
+        return await self._finish(owner, self._last_state, await self._evaluations.run(steps))
 
     async def _reinforce(self, owner: asyncio.TaskGroup) -> int:
         """Run both loops to the last step; return the number of steps done."""
@@ -193,6 +197,8 @@ class Run:
                     await self._checkpoints.save(owner, learner, self._checkpoint_state(0, scheduler))
             await weights.switch_to_generation()
             scheduler.start(owner)
+            if resumption is not None:
+                self._evaluations.resume(owner, resumption.state.get("evaluation"))
             steps = await self._steps(owner, scheduler, resumption.state["step"] if resumption else 0)
         except BaseException:  # of any part: the task group cancels this
             scheduler.stop(lost=True)
@@ -200,6 +206,7 @@ class Run:
         self.progress.seconds = _now() - self._since
         self._last_state = self._checkpoint_state(steps, scheduler)
         scheduler.stop()
+        await self._evaluations.cancel()
         weights.on_publish = None
         return steps
 
@@ -249,12 +256,7 @@ class Run:
                 "step/wait_commit_share": (self._waits.seconds("commit") - recorded) / seconds,
                 "tokens/per_second": tokens / seconds,
             }
-            if config.evaluation.every and step % config.evaluation.every == 0 and step < config.steps:
-                evaluation = await self._evaluate_test()
-                if evaluation is not None:
-                    measured = {**evaluation.measures, **evaluation.curves()}
-                    metrics |= {f"evaluation/{name}": value for name, value in measured.items()}
-                    metrics |= {"evaluation/accuracy": evaluation.without(config.only_evaluated).accuracy}
+            metrics |= await self._evaluations.after_step(owner, step, self.progress.before)
             await self.stepper.after_step(step, self._record(step, config.steps, metrics))
         return max(done, config.steps)  # a resume may ask for fewer than there are
 
@@ -294,28 +296,11 @@ class Run:
 
     # --- evaluation and metrics ----------------------------------------------------------------------------------------
 
-    async def _evaluate_test(self) -> Evaluation | None:
-        if not self.parts.tasks.test:
-            return None
-        return await self._evaluate(self.parts.tasks.test, self.config.plan_evaluation())
-
     async def _evaluate_before(self) -> None:
-        """Evaluate the model that training begins with."""
-        evaluation = await self._evaluate_test()
+        evaluation = await self._evaluations.run(0)
         if evaluation is not None:
             self.progress.before = evaluation.accuracies.tolist()
             self.progress.measures = dict(evaluation.measures)
-
-    async def _evaluate(self, prompts: Sequence[Prompt], plans: Mapping[str, TaskPlan]) -> Evaluation:
-        """Score prompts with the newest version."""
-        weights = self.parts.weights
-        await weights.switch_to_generation()
-        version = weights.version
-
-        async def run(prompt: Prompt, attempt: AttemptId, sampling: Sampling) -> Trajectory:
-            return await self.parts.rollouts.evaluate(prompt, attempt, version, sampling)
-
-        return await evaluate(prompts, plans, run)
 
     def _check_rewards(self, step: int, scheduler: Scheduler) -> dict[str, float]:
         """Return statistics of the rewards; report each alarm once."""
@@ -357,6 +342,7 @@ class Run:
             "progress": asdict(self.progress),
             "mixture": self.parts.tasks.mixture.state(),
             "scheduler": scheduler.state(),
+            "evaluation": self._evaluations.unfinished(step),
             "controllers": asdict(self._algorithm_state),
             "heard": self.parts.record.ledger.sequence_number,
             "config": self.config.model_dump(mode="json"),

@@ -13,7 +13,7 @@ from antiphon.cluster.devices import with_visible_gpus
 from antiphon.cluster.placement import TRAINING, Placement
 from antiphon.core.rpc import AsyncWorker, handlers_of
 from antiphon.record.payloads import PayloadReader
-from antiphon.record.run_dir import RunDirectory
+from antiphon.record.run_dir import RunLineage
 from antiphon.run.config import RunConfig
 from antiphon.run.launch.context import LaunchContext
 from antiphon.run.launch.models import TRAINER, make_local_training, start_models
@@ -23,11 +23,11 @@ from antiphon.run.supervision import run_supervised
 class TrainerProcess(AsyncWorker):
     """Serves the calls of a `TrainBackend`."""
 
-    def __init__(self, model: str, config: RunConfig, directory: RunDirectory, placement: Placement) -> None:
+    def __init__(self, model: str, config: RunConfig, record: RunLineage, placement: Placement) -> None:
         """Prepare to start models on devices of this node; the GPUs placed for models are the only visible ones."""
         self._model = Path(model)
         self._config = config
-        self._directory = directory
+        self._record = record
         gpus = placement.training_gpus
         own = {
             role: tuple(with_visible_gpus(place, gpus) for place in placement.known_places(role)) for role in TRAINING
@@ -38,11 +38,11 @@ class TrainerProcess(AsyncWorker):
     async def _live(self) -> None:
         config = self._config
         async with AsyncExitStack() as stack:
-            cluster: Cluster = CLUSTERS.resolve("local")(config.cluster, self._directory.logs / TRAINER)
+            cluster: Cluster = CLUSTERS.resolve("local")(config.cluster, self._record.directory.logs / TRAINER)
             stack.push_async_callback(cluster.close)
             context = LaunchContext(cluster=cluster, config=config, placement=self._placement)
             models, workers = await start_models(context, self._model)
-            fetch = PayloadReader(self._directory.rollouts).fetch
+            fetch = PayloadReader(self._record.directory.rollouts).fetch
             roles = {name: partial(self._ask, name) for name in config.roles}
-            training = make_local_training(config, models, workers, fetch=fetch, roles=roles)
+            training = make_local_training(config, models, workers, fetch=fetch, record=self._record, roles=roles)
             await run_supervised([training.died()], partial(self._serve, handlers=handlers_of(training)))

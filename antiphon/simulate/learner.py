@@ -86,6 +86,10 @@ class SimulatedLearner:
         await asyncio.sleep(self.speed.per_token * sum(len(pack.tokens) for pack in packs) * 2 / 9)
         return [np.zeros((len(pack.tokens), 2), np.float32) for pack in packs]
 
+    async def logprobs_and_entropies(self, packs: Sequence[Pack]) -> list[FloatArray]:
+        """Take the time of `predict`."""
+        return [np.stack([one, one], -1) for one in await self.predict(packs)]
+
     async def publish(self, version: int, transfer: TransferContext) -> WeightsUpdate:
         """Take the time to publish; nothing is written."""
         await asyncio.sleep(self.speed.publish)

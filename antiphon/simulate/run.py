@@ -143,7 +143,8 @@ class _Simulation:
         """Assemble the run from simulated parts."""
         scenario, config = self.scenario, self.config
         judge = SimulatedJudge(scenario.reward_seconds, scenario.success, derive(scenario.seed, "judge"), self.faults)
-        prompts = make_prompts(scenario.prompts, scenario.prompt_tokens, scenario.seed, TASK)
+        count = scenario.prompts
+        prompts = make_prompts(count + scenario.test_prompts, scenario.prompt_tokens, scenario.seed, TASK)
         episodes = EpisodeRunner(
             EpisodeContext(
                 encoder=PromptEncoder(SimulatedTokenizer()),
@@ -160,14 +161,15 @@ class _Simulation:
         training = make_local_training(config, ModelRoles(learner=self.learner), wait=wait)
         devices = SharedDevices(training, rollouts, shared=scenario.engines.lent > 0)
         context = TransferContext(record.directory.path.parent)
+        mixture = Mixture([MixtureTask(name=TASK, prompts=prompts[:count])], config.seed)
         return Components(
             config=config,
             deadlines=self.deadlines,
-            tasks=TaskData(mixture=Mixture([MixtureTask(name=TASK, prompts=prompts)], config.seed)),
+            tasks=TaskData(mixture=mixture, test=prompts[count:]),
             rollouts=rollouts,
             weights=WeightPublisher(config, self.deadlines, devices, context, record.first_version),
             record=record,
-            hooks=load_group_hooks(config.rollout),
+            hooks=load_group_hooks(config.rollout, config.tasks, config.plan_evaluation(), mixture),
         )
 
     def make_outcome(self, summary: dict[str, Any]) -> Outcome:
@@ -189,7 +191,8 @@ class _Simulation:
 
 def _make_length(scenario: ScenarioConfig) -> Callable[[GenerateRequest], int]:
     """Return the function that gives a request its number of tokens."""
-    prompts = [derive(scenario.seed, "length", number) for number in range(scenario.prompts)]
+    count = scenario.prompts + scenario.test_prompts
+    prompts = [derive(scenario.seed, "length", number) for number in range(count)]
 
     def length(request: GenerateRequest) -> int:
         prompt = prompts[int(request.tokens[0]) - FIRST_NUMBER]

@@ -8,7 +8,7 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core.config import Config
 from antiphon.learning.config import CheckpointConfig, LearnerConfig
 from antiphon.rollout.config import RolloutConfig
-from antiphon.run.config import ModelConfig, RunConfig
+from antiphon.run.config import EvaluationConfig, ModelConfig, RunConfig
 from antiphon.simulate.engine_speed import EngineSpeed
 from antiphon.simulate.environment import EnvironmentConfig
 from antiphon.simulate.faults import FaultConfig
@@ -44,6 +44,10 @@ class ScenarioConfig(Config):
     learner: LearnerSpeed = LearnerSpeed()
     prompts: int = Field(1000, gt=0)
     """Number of different prompts; each is drawn once an epoch."""
+    test_prompts: int = Field(0, ge=0)
+    """Number of further prompts, which are only evaluated."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """When test prompts are evaluated, and how many attempts of an evaluation run at once beside training."""
     prompt_tokens: DistributionConfig = DistributionConfig(mean=100)
     response_tokens: DistributionConfig = DistributionConfig(kind="lognormal", mean=1000, spread=1.0)
     reward_seconds: DistributionConfig = DistributionConfig(mean=0)
@@ -56,15 +60,18 @@ class ScenarioConfig(Config):
 
     def run_config(self, directory: Path) -> RunConfig:
         """Return the configuration of the run that is simulated, recorded in `directory`."""
+        prompts = PromptsConfig(source="jsonl", path=TASK)
+        test = prompts if self.test_prompts else None
         return RunConfig(
             name=self.name,
             seed=self.seed,
             steps=self.steps,
             model=ModelConfig(path=TASK),
-            tasks=(TaskConfig(name=TASK, prompts=PromptsConfig(source="jsonl", path=TASK)),),
+            tasks=(TaskConfig(name=TASK, prompts=prompts, test=test),),
             rollout=self.rollout,
             algorithm=self.algorithm,
             learner=self.training,
+            evaluation=self.evaluation,
             checkpoint=self.checkpoint,
             record={"directory": str(directory), "live": "off"},
         )

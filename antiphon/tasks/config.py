@@ -205,6 +205,15 @@ class TaskEvaluationConfig(Config):
     """Part of the score that is compared with `success_at`, such as `success` of an environment; empty is the score itself."""
 
 
+class CurriculumConfig(Config):
+    """Draws of prompts by their own solve rates, described in docs/guides/curriculum.md."""
+
+    sweep: Annotated[int, unit("draws")] = Field(5, gt=0)
+    """Every draw of this number takes the next prompt of the usual order, so that no prompt is forgotten; 1 takes all so."""
+    decay: Annotated[float, unit("factor")] = Field(0.5, ge=0.0, le=1.0)
+    """Weight of the earlier attempts at a prompt whenever a group of new ones is counted."""
+
+
 class TaskConfig(Config):
     """One task of the mixture."""
 
@@ -224,6 +233,11 @@ class TaskConfig(Config):
     weight: Annotated[float, unit("share of the sum of all weights")] = Field(1.0, ge=0.0)
     """Share of the mixture, relative to the other tasks. 0 trains on nothing of the task: it is only evaluated, on its `test`
     prompts."""
+    curriculum: CurriculumConfig | None = None
+    """Draw prompts that are solved sometimes more often than others. Without, each prompt is drawn once an epoch."""
+    mean_range: tuple[float, float] | None = None
+    """Lowest and highest mean score of a group that is trained on; others are filtered out, as are those that `rollout.filter`
+    rejects, and replaced."""
     system: str | None = None
     """System message before each prompt."""
     sampling: TaskSamplingConfig = TaskSamplingConfig()

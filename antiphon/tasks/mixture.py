@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ from numpy.typing import NDArray
 from antiphon.core.errors import DataError
 from antiphon.core.rng import derive, generator
 from antiphon.core.types import Prompt
-from antiphon.tasks.config import TaskConfig
+from antiphon.tasks.config import CurriculumConfig, TaskConfig
+from antiphon.tasks.curriculum import Curriculum
 from antiphon.tasks.prompts import load_prompts
 
 
@@ -35,10 +37,11 @@ class MixtureTask:
     prompts: Sequence[Prompt]
     weight: float = 1.0
     shuffle: bool = True
+    curriculum: CurriculumConfig | None = None
 
 
 class Mixture:
-    """An endless stream of prompts, determined by the seed and the number of draws of each task."""
+    """An endless stream of prompts, determined by the seed, the number of draws of each task, and what curricula recorded."""
 
     def __init__(self, tasks: Sequence[MixtureTask], seed: int) -> None:
         self._seed = seed
@@ -54,6 +57,11 @@ class Mixture:
             self._shares.append((len(alike) * Fraction(weight) / total, alike))
         self._counts = dict.fromkeys(self._tasks, 0)
         self._orders: dict[str, tuple[int, NDArray[np.int64]]] = {}
+        self._curricula = {
+            task.name: Curriculum(task.curriculum, [prompt.id for prompt in task.prompts], seed, task.name)
+            for task in tasks
+            if task.curriculum is not None
+        }
 
     @classmethod
     def load(cls, tasks: Sequence[TaskConfig], seed: int) -> "Mixture":
@@ -65,6 +73,7 @@ class Mixture:
                 prompts=load_prompts(task, task.prompts, seed, trained),
                 weight=task.weight,
                 shuffle=task.prompts.shuffle,
+                curriculum=task.curriculum,
             )
             for task in trained
             if task.prompts is not None
@@ -72,12 +81,20 @@ class Mixture:
         return cls(loaded, seed)
 
     def next(self) -> Prompt:
-        """Draw the next prompt; its `epoch` counts from 0, and its seed differs between epochs."""
+        """Draw the next prompt; its `epoch` counts from 0, and its seed differs between epochs.
+
+        With a curriculum, `epoch` is the number of earlier draws of the prompt.
+        """
         name = self._next_task()
-        task = self._tasks[name]
-        epoch, position = divmod(self._counts[name], len(task.prompts))
+        task, number = self._tasks[name], self._counts[name]
         self._counts[name] += 1
-        return _in_epoch(task.prompts[int(self._order(task, epoch)[position])], epoch)
+        place, epoch = self._choose(task, number)
+        return _in_epoch(task.prompts[place], epoch)
+
+    def record(self, prompt: Prompt, successes: int, attempts: int) -> None:
+        """Tell the curriculum of a prompt's task, if there is one, how many attempts at the prompt were a success."""
+        if (curriculum := self._curricula.get(prompt.task)) is not None:
+            curriculum.record(prompt.id, successes, attempts)
 
     def sample(self, task: str, count: int) -> list[Prompt]:
         """Return `count` prompts spread over those of a task; the order of draws does not change."""
@@ -97,7 +114,12 @@ class Mixture:
 
     def state(self) -> dict[str, Any]:
         """Return the cursor as plain JSON values."""
-        return {"counts": dict(self._counts), "prompts": {name: self._fingerprint(name) for name in self._tasks}}
+        curricula = {name: curriculum.state() for name, curriculum in self._curricula.items()}
+        return {
+            "counts": dict(self._counts),
+            "prompts": {name: self._fingerprint(name) for name in self._tasks},
+            **({"curricula": curricula} if curricula else {}),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a cursor; `DataError` if a task's prompts have changed since."""
@@ -105,6 +127,8 @@ class Mixture:
             if state["prompts"].get(name) != self._fingerprint(name):
                 raise DataError(f"task {name!r}: its prompts are not those of the checkpoint's cursor")
         self._counts = {name: int(state["counts"][name]) for name in self._tasks}
+        for name, curriculum in self._curricula.items():
+            curriculum.restore(state["curricula"][name])
 
     def _next_task(self) -> str:
         draws, spare = sum(self._counts.values()) + 1, Fraction(1, max(2 * len(self._shares) - 2, 1))
@@ -114,6 +138,17 @@ class Mixture:
         urgent = (due for due in behind if due[1] >= spare)
         _, _, alike = min(urgent, key=lambda due: (1 - spare - due[1]) / due[0])
         return min(alike, key=self._counts.__getitem__)
+
+    def _choose(self, task: MixtureTask, number: int) -> tuple[int, int]:
+        """Return the place and the epoch of the prompt of a draw, numbered from 0."""
+        if (curriculum := self._curricula.get(task.name)) is not None:
+            return curriculum.draw(number, partial(self._in_order, task))
+        return self._in_order(task, number), number // len(task.prompts)
+
+    def _in_order(self, task: MixtureTask, number: int) -> int:
+        """Return the place of the prompt that the epochs' orders have at a number, from 0."""
+        epoch, position = divmod(number, len(task.prompts))
+        return int(self._order(task, epoch)[position])
 
     def _order(self, task: MixtureTask, epoch: int) -> NDArray[np.int64]:
         """Return the order of a task's prompts in an epoch; only the current one is cached."""

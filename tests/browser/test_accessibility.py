@@ -4,17 +4,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser.test_dashboard import browser, served  # noqa: F401 (browser is a fixture)
+from tests.unit.dashboard.live_states import write_state
 from tests.unit.dashboard.sites import TOKEN, make_run
 
-playwright = pytest.importorskip("playwright.sync_api", reason="not installed on this system: playwright")
+pytest.importorskip("playwright.sync_api", reason="not installed on this system: playwright")
 pytestmark = pytest.mark.commands("chromium")
 
 AXE = Path(__file__).parent / "vendor" / "axe-core" / "axe.min.js"
 PAGES = {
     "runs": "/runs",
     "no such run": "/runs?q=nothing",
+    "now": "/now/two",
+    "now, without a state": "/now/one",
     "run": "/run/one",
+    "offline run": "/run/three",
+    "offline rollouts": "/rollouts/three",
+    "offline record": "/record/three",
     "rollouts": "/rollouts/one?status=trained",
     "no rollouts": "/rollouts/one?step=999",
     "group": "/group/one?group=1",
@@ -22,6 +27,7 @@ PAGES = {
     "timeline": "/timeline/one",
     "record": "/record/one",
     "compare": "/compare?run=one&run=two",
+    "compare nothing": "/compare",
     "error": "/run/nothing",
 }
 VIEWS = {"light": ("light", 1280), "dark": ("dark", 1280), "phone": ("light", 390)}
@@ -30,20 +36,20 @@ SERIOUS = ("serious", "critical")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
+    """A folder with the runs `one`, `two`, which has a live state, and `three`, which was fine-tuned."""
     found = tmp_path_factory.mktemp("runs")
     make_run(found, "one")
-    make_run(found, "two", seed=7)
+    write_state(make_run(found, "two", seed=7))
+    (found / "three").mkdir()
+    (found / "three" / "config.yaml").write_text("name: three\ndpo: {}\n")
+    (found / "three" / "metrics.jsonl").write_text(
+        '{"step": 1, "lineage": 0, "learner/loss": 0.7, "learner/margin": 0.1}\n'
+    )
     return found
 
 
-@pytest.fixture(scope="module")
-def address(folder, tmp_path_factory):
-    with served(folder, tmp_path_factory.mktemp("cache")) as found:
-        yield found
-
-
 @pytest.fixture
-def open_page(browser, address):  # noqa: F811
+def open_page(browser, address):
     """Return a function that opens a page of the dashboard in a view."""
     contexts = []
 
@@ -75,6 +81,7 @@ def test_page_has_no_serious_violation(open_page, name, view):
         for node in each["nodes"][:3]
     ]
     assert serious == []
+    assert page.locator("h1").count() == 1
 
 
 def test_axe_notices_a_violation(open_page):
@@ -86,21 +93,21 @@ def test_axe_notices_a_violation(open_page):
     assert "label" in [each["id"] for each in found["violations"]]
 
 
-@pytest.mark.parametrize("name", ["runs", "run", "rollouts", "attempt", "timeline", "record"])
+@pytest.mark.parametrize("name", ["runs", "now", "run", "rollouts", "attempt", "timeline", "record"])
 def test_all_that_acts_is_reached_by_the_keyboard(open_page, name):
     page = open_page(PAGES[name], "light")
     page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    # Elements themselves are kept, not a mark on them: a live page takes away what it does not know. The squares of the
+    # freshness window, of which there may be hundreds, are left out on purpose: Rollouts leads to the same groups.
     wanted = page.evaluate(
-        """[...document.querySelectorAll('a[href], button, input:not([type=hidden]), select, summary')]
-        .filter((each) => each.getClientRects().length).map((each, place) => { each.dataset.place = place; return place; })"""
+        """window.wanted = [...document.querySelectorAll('a[href], button, input:not([type=hidden]), select, summary')]
+        .filter((each) => each.tabIndex >= 0 && each.getClientRects().length), window.wanted.length"""
     )
     reached = set()
-    for _ in range(len(wanted) + 20):
+    for _ in range(wanted + 20):
         page.keyboard.press("Tab")
-        place = page.evaluate("document.activeElement.dataset.place ?? null")  # wide tables take the focus, too
-        if place is not None:
-            reached.add(int(place))
-    assert reached == set(wanted)
+        reached.add(page.evaluate("window.wanted.indexOf(document.activeElement)"))
+    assert reached - {-1} == set(range(wanted))  # wide tables take the focus, too
 
 
 def test_focus_is_visible_and_skips_to_the_content(open_page):

@@ -1,20 +1,18 @@
 """A bundle opens in a browser from a disk, without a server and without a network."""
 
-import shutil
-
 import pytest
 
 from antiphon.dashboard.bundle import write_bundle
+from tests.browser.serving import launched
 from tests.unit.dashboard.sites import make_run
 
-playwright = pytest.importorskip("playwright.sync_api", reason="not installed on this system: playwright")
+pytest.importorskip("playwright.sync_api", reason="not installed on this system: playwright")
 pytestmark = pytest.mark.commands("chromium")
 
 
 def test_bundle_opens_from_a_disk(tmp_path):
     found = write_bundle(make_run(tmp_path, "one"), tmp_path / "a bundle", tmp_path / "cache")
-    with playwright.sync_playwright() as tool:
-        browser = tool.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+    with launched() as browser:
         page = browser.new_context(offline=True).new_page()
         problems, fetched = [], []
         page.on("console", lambda message: problems.append(message.text))
@@ -32,6 +30,5 @@ def test_bundle_opens_from_a_disk(tmp_path):
         assert page.locator(".scale").inner_text().startswith("version")
         page.get_by_role("link", name="Timeline", exact=True).click()
         assert page.locator(".lane").count() > 2
-        browser.close()
     assert problems == []
     assert all(url.startswith("file://") for url in fetched)

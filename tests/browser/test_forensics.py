@@ -6,11 +6,10 @@ import re
 import pytest
 
 from antiphon.record import trajectories
-from tests.browser.test_dashboard import browser, served  # noqa: F401 (browser is a fixture)
 from tests.browser.troubled import CUT, DETAIL, FALL, HACK, make_runs
 from tests.unit.dashboard.sites import TOKEN
 
-playwright = pytest.importorskip("playwright.sync_api", reason="not installed on this system: playwright")
+pytest.importorskip("playwright.sync_api", reason="not installed on this system: playwright")
 pytestmark = pytest.mark.commands("chromium")
 
 MOST_CLICKS = 5
@@ -27,12 +26,6 @@ def folder(tmp_path_factory):
 def facts(folder):
     """What is true of the run."""
     return json.loads((folder / "facts.json").read_text())
-
-
-@pytest.fixture(scope="module")
-def address(folder, tmp_path_factory):
-    with served(folder, tmp_path_factory.mktemp("cache")) as found:
-        yield found
 
 
 class Reader:
@@ -63,7 +56,7 @@ class Reader:
 
 
 @pytest.fixture
-def reader(browser, address):  # noqa: F811
+def reader(browser, address):
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
     page.goto(f"{address}/runs?token={TOKEN}")

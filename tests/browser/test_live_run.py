@@ -1,7 +1,6 @@
 """A real run in the browser: its picture lives while it trains, stops when it is killed, and lives again when it is resumed."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -9,10 +8,10 @@ import time
 
 import pytest
 
-from tests.browser.test_dashboard import served
+from tests.browser.serving import launched, served
 from tests.unit.dashboard.sites import TOKEN
 
-playwright = pytest.importorskip("playwright.sync_api", reason="not installed on this system: playwright")
+pytest.importorskip("playwright.sync_api", reason="not installed on this system: playwright")
 pytestmark = pytest.mark.commands("chromium")
 PATIENCE = 180_000  # milliseconds for which the page is watched for a change; nothing is judged by its speed
 
@@ -43,8 +42,7 @@ def test_killed_and_resumed_run_is_followed_without_reload(project, train, tmp_p
     while not (run / "live.json").exists():  # the run makes its folder, and says nothing before it begins
         assert process.poll() is None
         time.sleep(0.1)
-    with served(run.parent, tmp_path / "cache") as address, playwright.sync_playwright() as tool:
-        browser = tool.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+    with served(run.parent, tmp_path / "cache") as address, launched() as browser:
         page, problems = browser.new_page(), []
         page.set_default_timeout(PATIENCE)
         page.on("pageerror", lambda error: problems.append(str(error)))
@@ -77,4 +75,3 @@ def test_killed_and_resumed_run_is_followed_without_reload(project, train, tmp_p
         assert page.locator(".loop.frozen").count() == 0
         assert page.evaluate("window.same"), "the page was not loaded again"
         assert problems == []
-        browser.close()

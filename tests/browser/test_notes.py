@@ -1,16 +1,15 @@
 """Notes in a browser: the page's own form writes, and a page of the same host at another port cannot."""
 
-import shutil
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 from antiphon.record.notes import Notes, read_notes
-from tests.browser.test_dashboard import served
+from tests.browser.serving import launched, served
 from tests.unit.dashboard.sites import TOKEN, make_run
 
-playwright = pytest.importorskip("playwright.sync_api", reason="not installed on this system: playwright")
+pytest.importorskip("playwright.sync_api", reason="not installed on this system: playwright")
 pytestmark = pytest.mark.commands("chromium")
 NOTE = 'Reward falls at step 4:\n<b>"look"</b>'
 
@@ -40,9 +39,8 @@ def test_notes_are_written_by_the_own_page_alone(tmp_path):
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        with served(tmp_path / "runs", tmp_path / "cache") as address, playwright.sync_playwright() as tool:
+        with served(tmp_path / "runs", tmp_path / "cache") as address, launched() as browser:
             OtherPage.address = address
-            browser = tool.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
             page = browser.new_page()
             page.goto(f"{address}/run/one?token={TOKEN}")
             with page.expect_response(f"{address}/notes/one") as answer:

@@ -99,6 +99,8 @@ POINTS = {
         "checkpoint.prune": 2,
         "publish": 5,
         "published": 5,
+        "token_stats.write": 5,
+        "token_stats.written": 5,
     },
     "learner": {
         "learner.saved": 2,
@@ -135,6 +137,7 @@ class Lives:
             learner={"kind": "parts:Learner", "optimizer": {"learning_rate": 1e-5}},
             engine={"kind": "parts:engine"},
             checkpoint={"every": 3},
+            record={"token_stats": ["entropy", "advantage"]},
             grading={"workers": 1},
         )
         command = [sys.executable, "-c", CONTROLLER, self.orders, "train", config]

@@ -15,6 +15,7 @@ def test_a_run_survives_one_kill_after_another(project):
         ("controller", "ledger.commit", 3),
         ("controller", "rollouts.written", 3),
         ("controller", "checkpoint.published", 2),
+        ("controller", "token_stats.write", 2),
         ("learner", "learner.saved", 2),
         ("learner", "learner.publish", 3),
         ("engine", "engine.load", 2),

@@ -53,17 +53,17 @@ def watched(project):
     return [{"name": name, "weight": 0, "test": TEST} | each for name, each in (("coin", coin), ("noted", noted))]
 
 
-def configure(project, *others, **evaluation):
+def configure(project, *others, overrides=(), **evaluation):
     (project.folder / "coins.py").write_text(textwrap.dedent(WORLD))
     trained = {"name": "digits", "prompts": {"source": "mytask:problems"}, "test": TEST, "reward": "mytask:digits"}
     rollout = {"groups_per_step": 2, "group_size": 4, "timeout": 60, "max_turns": 2, "sampling": {"max_tokens": 8}}
     path = project.config(tasks=[trained, *others], rollout=rollout, evaluation={"every": 1, **evaluation}, steps=2)
     add_import_folder(path)
-    return load(path, ("cluster.debug=true", "record.live=off"), model=RunConfig)
+    return load(path, ("cluster.debug=true", "record.live=off", *overrides), model=RunConfig)
 
 
 def test_watched_tasks_are_measured_as_they_say_and_never_trained_on(project):
-    config = configure(project, *watched(project))
+    config = configure(project, *watched(project), blocking=True)
     assert commands.train(config) == 0
     prompts = load_prompts(config.tasks[1], config.tasks[1].test, config.seed)
     luck = sum(derive(prompt.seed, "environment") % 3 == 0 for prompt in prompts) / 6
@@ -82,8 +82,27 @@ def test_watched_tasks_are_measured_as_they_say_and_never_trained_on(project):
     assert low <= tasks["noted"]["accuracy_after"] <= high
     assert summary["accuracy_after"] == tasks["digits"]["accuracy_after"] and summary["test_prompts"] == 6
     assert first["evaluation/accuracy"] == first["evaluation/accuracy/digits"]
+    assert "evaluation/difficulty/hard" in first and 0 < luck < 1  # coins fall as they fell before
     with closing(sqlite3.connect(project.folder / "runs" / "run" / "ledger.db")) as ledger:
         assert ledger.execute("SELECT DISTINCT task FROM prompts").fetchall() == [("digits",)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_evaluation_beside_training_measures_what_one_alone_does(project, workers):
+    """With weights that do not change, greedy samples are those of the evaluations before and after."""
+    overrides = ("learner.optimizer.learning_rate=1e-30", f"rollout.workers={workers}", "engine.replicas=2", "steps=3")
+    config = configure(project, *watched(project)[:1], overrides=overrides, concurrency=1)
+    assert commands.train(config) == 0
+    summary, lines = project.summary(), [line for line in project.metrics() if "evaluation/accuracy" in line]
+    assert lines and lines[0]["evaluation/first_version"] == 1 and lines[-1]["step"] == 3
+    for line in lines:
+        assert line["evaluation/first_version"] <= line["evaluation/last_version"] <= 3
+        for task, own in summary["tasks"].items():
+            assert line[f"evaluation/accuracy/{task}"] == own["accuracy_before"] == own["accuracy_after"]
+            low, high = own["interval_after"]
+            assert (line[f"evaluation/accuracy/{task}/low"], line[f"evaluation/accuracy/{task}/high"]) == (low, high)
+        measures = summary["measures_after"]
+        assert {name: line[f"evaluation/{name}"] for name in measures} == pytest.approx(measures)
 
 
 def test_eval_measures_each_task_by_itself(project):

@@ -152,7 +152,7 @@ def test_two_turns_in_an_environment(project):
 
 def test_evaluations_tell_of_turns(project):
     tasks = [GUESS | {"test": {"source": "mytask:problems", "limit": 3}}]
-    assert train(project, rollout=rollout(max_turns=2), tasks=tasks, evaluation={"every": 1}) == 0
+    assert train(project, rollout=rollout(max_turns=2), tasks=tasks, evaluation={"every": 1, "blocking": True}) == 0
     summary = project.summary()
     for measures in (summary["measures_before"], summary["measures_after"]):
         assert 1 <= measures["guess/turns"] <= 2 and 0 <= measures["guess/score"] <= 1

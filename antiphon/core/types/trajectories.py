@@ -100,7 +100,7 @@ class AttemptStatus(StrEnum):
     RUNNING = "running"
     FINISHED = "finished"  # it has a score, and waits for its group or its step
     TRAINED = "trained"  # the weights of its step were published; `why` says if it had a gradient
-    FILTERED = "filtered"  # `rollout.filter` rejected its complete group
+    FILTERED = "filtered"  # `rollout.filter`, or `mean_range` of its task, rejected its complete group
     STALE = "stale"  # its group became too old
     REDUNDANT = "redundant"  # its group was complete without it, or `rollout.sampler` gave it up
     CANCELLED = "cancelled"  # the run was over

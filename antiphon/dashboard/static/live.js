@@ -23,6 +23,7 @@ async function swap() {
   for (const part of document.querySelectorAll("[data-part]")) {
     const other = fresh.querySelector(`[data-part="${part.dataset.part}"]`);
     if (!other || part.contains(document.activeElement)) continue;
+    for (const each of other.querySelectorAll("[data-needs-script]")) each.hidden = false;
     const ticked = new Set([...part.querySelectorAll("input:checked")].map((each) => each.value));
     for (const each of other.querySelectorAll("input[type=checkbox]")) each.checked = ticked.has(each.value);
     if ("morph" in part.dataset) morph(part, other);

@@ -1,7 +1,7 @@
 """The page of one attempt: its conversation token by token, its reward, and what became of it."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,13 +9,14 @@ import numpy as np
 
 from antiphon.core.errors import AntiphonError
 from antiphon.core.types import AttemptId, Segment, Trajectory
-from antiphon.dashboard.cards import RunCard
-from antiphon.dashboard.coloring import Coloring, Legend, list_colorings, make_coloring
+from antiphon.dashboard.cards import RunCard, require_attempts
+from antiphon.dashboard.coloring import LABELS, Coloring, Legend, list_colorings, make_coloring
+from antiphon.dashboard.curves import Curve
 from antiphon.dashboard.errors import NotFoundError, RequestError
 from antiphon.dashboard.params import Params
 from antiphon.dashboard.site import Site
 from antiphon.inspect.causes import explain_status
-from antiphon.record import reader, safe_files, trajectories
+from antiphon.record import reader, safe_files, token_stats, trajectories
 
 MOST_TOKENS = 2_000  # of a page
 MOST_SIBLINGS = 128
@@ -94,6 +95,8 @@ class AttemptPage:
         color: What the colours of tokens mean.
         colorings: What they may mean.
         legend: The levels of the colours.
+        signed: True if levels 0 to 4 are below 0, and levels 5 to 9 above.
+        stats: Where the numbers of a step come from, or how to have them recorded; empty if no step trained on it.
         problem: The reason why there is no conversation; empty if there is one.
     """
 
@@ -118,6 +121,8 @@ class AttemptPage:
     color: str
     colorings: list[str]
     legend: list[Legend]
+    signed: bool
+    stats: str
     problem: str
 
 
@@ -133,6 +138,7 @@ def parse_attempt(name: str) -> tuple[int | None, AttemptId]:
 def query_attempt(site: Site, params: Params) -> AttemptPage:
     """Return the attempt `id`: tokens from `from` on of its segment `segment`, coloured by `color`."""
     run = site.folder.find(params.name)
+    require_attempts(site.read_card(params.name))
     lineage, attempt = parse_attempt(params.text("id"))
     site.index.refresh(run)
     with reader.RunReader.open(run, check_pages=False) as record:
@@ -141,9 +147,11 @@ def query_attempt(site: Site, params: Params) -> AttemptPage:
             raise NotFoundError(f"the run has no attempt {params.text('id')}")
         siblings = record.list_siblings(row)[:MOST_SIBLINGS]
         causes = _explain(run, record, row)
+        step = record.find_step(row.lineage, row.step)
     trajectory, problem = _read_trajectory(run, row)
     number = params.integer("segment", 0) or 0
-    view = _view_segment(site, params, trajectory, number) if trajectory is not None else None
+    stats, about = _read_stats(run, row, number, is_undone=step is not None and step.is_undone)
+    view = _view_segment(site, params, trajectory, number, stats) if trajectory is not None else None
     score = trajectory.meta.score if trajectory is not None else None
     return AttemptPage(
         card=site.read_card(params.name),
@@ -168,6 +176,8 @@ def query_attempt(site: Site, params: Params) -> AttemptPage:
         color=view.color if view else "",
         colorings=view.colorings if view else [],
         legend=view.legend if view else [],
+        signed=view.signed if view else False,
+        stats=about,
     )
 
 
@@ -180,6 +190,7 @@ class _SegmentView:
     color: str
     colorings: list[str]
     legend: list[Legend]
+    signed: bool
     problem: str
 
 
@@ -193,6 +204,24 @@ def _read_trajectory(run: Path, row: reader.AttemptRow) -> tuple[Trajectory | No
     except AntiphonError as error:
         return None, str(error)
     return found, "" if found is not None else f"rollouts/{row.file} does not have this attempt."
+
+
+def _read_stats(run: Path, row: reader.AttemptRow, segment: int, *, is_undone: bool) -> tuple[dict[str, Curve], str]:
+    """Return the numbers that a step recorded of a segment's tokens, and a sentence on where they come from."""
+    if row.step is None:
+        return {}, ""
+    found: dict[str, Curve] = {}
+    try:
+        read = token_stats.read_segment(run, row.lineage, row.step, row.id, segment)
+        found = {name: values.astype(np.float64) for name, values in read.items()}
+    except AntiphonError as error:
+        return {}, f"Numbers of its tokens cannot be read: {error}"
+    names = [LABELS.get(name, name) for name in found]
+    undone = ", which a resume has undone" if is_undone else ""
+    sentences = [f"Of step {row.step}{undone}: {', '.join(names)}."] if found else []
+    if missing := [name for name in token_stats.STATS if name not in found]:
+        sentences.append(f"Not on record: {', '.join(missing)}; record.token_stats lists what a run writes.")
+    return found, " ".join(sentences)
 
 
 def _explain(run: Path, record: reader.RunReader, row: reader.AttemptRow) -> list[tuple[str, str]]:
@@ -225,16 +254,18 @@ def _list_facts(row: reader.AttemptRow, trajectory: Trajectory | None) -> Iterat
         yield "file", f"rollouts/{row.file}"
 
 
-def _view_segment(site: Site, params: Params, trajectory: Trajectory, number: int) -> _SegmentView:
+def _view_segment(
+    site: Site, params: Params, trajectory: Trajectory, number: int, stats: Mapping[str, Curve]
+) -> _SegmentView:
     if not 0 <= number < len(trajectory.segments):
         raise NotFoundError(f"segment: the attempt has segments 0 to {len(trajectory.segments) - 1}")
     segment = trajectory.segments[number]
     length = len(segment.tokens)
     start = min(max(params.integer("from", 0) or 0, 0), max(length - 1, 0))
     stop = min(start + MOST_TOKENS, length)
-    colorings = list_colorings(segment)
+    colorings = list_colorings(segment, stats)
     color = params.choice("color", colorings)
-    coloring = make_coloring(segment, color)
+    coloring = make_coloring(segment, stats, color)
     problem = ""
     try:
         texts = site.index.token_texts(site.folder.find(params.name)).split(segment.tokens[start:stop].tolist())
@@ -243,7 +274,8 @@ def _view_segment(site: Site, params: Params, trajectory: Trajectory, number: in
     if not texts:
         texts = [f"{token} " for token in segment.tokens[start:stop].tolist()]
     parts = list(_make_parts(segment, start, texts, coloring))
-    return _SegmentView(length, start, stop, parts, color, colorings, coloring.legend if coloring else [], problem)
+    legend, signed = (coloring.legend, coloring.signed) if coloring else ([], False)
+    return _SegmentView(length, start, stop, parts, color, colorings, legend, signed, problem)
 
 
 def _make_parts(segment: Segment, start: int, texts: list[str], coloring: Coloring | None) -> Iterator[Part]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from antiphon.dashboard.cards import RunCard
-from antiphon.dashboard.charts import CHARTS
+from antiphon.dashboard.charts import list_charts
 from antiphon.dashboard.differences import Difference
 from antiphon.dashboard.params import Params
 from antiphon.dashboard.site import Site
@@ -43,10 +43,10 @@ class ComparePage:
 def query_compare(site: Site, params: Params) -> ComparePage:
     """Return the runs `run`, up to 20 of them, beside each other; `diff=1` looks for first differences in large runs too."""
     names = params.texts("run", MOST_RUNS)
-    metrics = [site.read_metrics(name) for name in names]
+    metrics, cards = [site.read_metrics(name) for name in names], [site.read_card(name) for name in names]
     charts = [
         (chart.id, chart.title, chart.shows)
-        for chart in CHARTS
+        for chart in list_charts({card.kind for card in cards})
         if any(choose_table(each, chart).match(name) for each in metrics for name in chart.metrics[:1])
     ]
     seeds = bool(params.choice("seeds", ("1",)))
@@ -57,7 +57,7 @@ def query_compare(site: Site, params: Params) -> ComparePage:
         else [[name] for name in names]
     )
     return ComparePage(
-        runs=[site.read_card(name) for name in names],
+        runs=cards,
         colors=[next(number for number, group in enumerate(groups) if name in group) for name in names],
         charts=charts,
         settings=settings[:MOST_SETTINGS],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from antiphon.core.errors import AntiphonError
 from antiphon.core.types import Trajectory
-from antiphon.dashboard.cards import RunCard
+from antiphon.dashboard.cards import RunCard, require_attempts
 from antiphon.dashboard.errors import NotFoundError, RequestError
 from antiphon.dashboard.params import Params
 from antiphon.dashboard.site import Site
@@ -62,6 +62,7 @@ class GroupPage:
 def query_group(site: Site, params: Params) -> GroupPage:
     """Return the attempts of the group `group` of the lineage `lineage`, by default of the newest that has it."""
     run = site.folder.find(params.name)
+    require_attempts(site.read_card(params.name))
     group, lineage = params.integer("group"), params.integer("lineage")
     if group is None:
         raise RequestError("group: the number of a group is needed")

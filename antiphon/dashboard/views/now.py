@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from antiphon.dashboard.cards import RunCard
+from antiphon.dashboard.cards import RunCard, require_attempts
 from antiphon.dashboard.curves import MetricTable
 from antiphon.dashboard.hold_ups import (
     LEARNER,
@@ -106,6 +106,7 @@ class NowPage:
 def query_now(site: Site, params: Params) -> NowPage:
     """Return what a run does now, as it last recorded it."""
     run, card = site.folder.find(params.name), site.read_card(params.name)
+    require_attempts(card)
     metrics = site.read_metrics(params.name)
     table = metrics.training if len(metrics.training) else metrics.supervised
     state = read_live_state(run)

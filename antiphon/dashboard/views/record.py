@@ -83,6 +83,7 @@ class RecordPage:
 
     Attributes:
         card: The run.
+        has_ledger: False for runs of offline training, which have no ledger, no lineages and no checkpoints but the model.
         audit: Result of the audit.
         lineages: Its lineages.
         checkpoints: Its checkpoints, the newest first.
@@ -93,6 +94,7 @@ class RecordPage:
     """
 
     card: RunCard
+    has_ledger: bool
     audit: AuditResult
     lineages: list[Lineage]
     checkpoints: list[Checkpoint]
@@ -108,6 +110,8 @@ def query_record(site: Site, params: Params) -> RecordPage:
     ledger = run / "ledger.db"
     is_small = ledger.exists() and ledger.stat().st_size < SMALL
     ask = bool(params.choice("audit", ("1",))) or (is_small and site.read_card(params.name).state != "running")
+    card = site.read_card(params.name)
+    has_ledger = ledger.exists() or card.kind in ("rl", "sft")
     lineages: list[Lineage] = []
     written: dict[str, tuple[int, int]] = {}
     versions, problem, branch = 0, "", ""
@@ -122,9 +126,10 @@ def query_record(site: Site, params: Params) -> RecordPage:
             if (point := RunReader(run, db).find_branch_point()) is not None:
                 branch = f"step {point.step} of {point.run}, version {point.version}"
     except AntiphonError as error:
-        problem = str(error)
+        problem = str(error) if has_ledger else ""
     return RecordPage(
-        card=site.read_card(params.name),
+        card=card,
+        has_ledger=has_ledger,
         audit=site.audits.read(run, ask=ask) if ledger.exists() else AuditResult(state="unreadable", problem=problem),
         lineages=lineages,
         checkpoints=_list_checkpoints(run, written),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from antiphon.core.types import AttemptStatus
-from antiphon.dashboard.cards import RunCard
+from antiphon.dashboard.cards import RunCard, require_attempts
 from antiphon.dashboard.errors import RequestError
 from antiphon.dashboard.params import Params
 from antiphon.dashboard.site import Site
@@ -117,6 +117,7 @@ def query_rollouts(site: Site, params: Params) -> RolloutsPage:
     `flag`, a flag of reward hacking, and `q`, a full-text search: all words, or a phrase in double quotes.
     """
     run = site.folder.find(params.name)
+    require_attempts(site.read_card(params.name))
     page = params.integer("page", 0) or 0
     if not 0 <= page < MOST_PAGES:
         raise RequestError(f"page: {page} is not valid; valid are 0 to {MOST_PAGES - 1}; narrow the filter instead")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from antiphon.core.errors import AntiphonError
 from antiphon.dashboard.cards import RunCard, read_notes, read_summary
-from antiphon.dashboard.charts import CHARTS
+from antiphon.dashboard.charts import list_charts
 from antiphon.dashboard.curves import MetricTable
 from antiphon.dashboard.params import Params
 from antiphon.dashboard.site import Site
@@ -91,7 +91,7 @@ def query_run(site: Site, params: Params) -> RunPage:
     metrics = site.read_metrics(params.name)
     table = metrics.training if len(metrics.training) else metrics.supervised
     charts, absent = [], []
-    for chart in CHARTS:
+    for chart in list_charts((card.kind,)):
         of_chart = choose_table(metrics, chart)
         if any(of_chart.match(name) for name in chart.metrics):
             charts.append(
@@ -104,7 +104,7 @@ def query_run(site: Site, params: Params) -> RunPage:
                     is_worrying=chart.is_worrying(of_chart),
                 )
             )
-        elif chart.absent:
+        elif chart.absent and (card.kind == "rl" or card.kind in chart.kinds):
             absent.append((chart.title, chart.absent))
     settings, problem = [], ""
     try:
@@ -141,6 +141,14 @@ def _list_figures(card: RunCard, table: MetricTable) -> list[Figure]:
         ("entropy", table.last("learner/entropy"), "number", "nats a token"),
         ("waiting", table.last("step/wait_groups_share"), "percent", "of a step the learner waits for groups"),
         ("seconds a step", table.last("step/seconds"), "number", "duration of the last step"),
+        ("loss", table.last("sft/loss"), "small", "mean negative log-likelihood, in nats a token"),
+        (
+            "ranked",
+            table.last("learner/accuracy"),
+            "percent",
+            "share of the last step's pairs that are ranked as in the data",
+        ),
+        ("divergence", table.last("learner/divergence"), "small", "from the teacher, in nats a token"),
         ("groups alive", table.last("groups/live"), "number", "admitted and not released"),
     )
     return [

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from antiphon.dashboard.cards import RunCard
+from antiphon.dashboard.cards import RunCard, require_attempts
 from antiphon.dashboard.errors import RequestError
 from antiphon.dashboard.index.read_events import read_extent
 from antiphon.dashboard.params import Params
@@ -99,6 +99,7 @@ class TimelinePage:
 def query_timeline(site: Site, params: Params) -> TimelinePage:
     """Return what happened between `start` and `stop`, in seconds on the clock of the lineage `lineage`."""
     run = site.folder.find(params.name)
+    require_attempts(site.read_card(params.name))
     progress = site.index.refresh(run)
     with closing(site.index.open(run)) as index:
         with closing(open_ledger(run, check_pages=False)) as ledger, safe_files.convert_read_errors(run / "ledger.db"):

@@ -8,6 +8,7 @@ from antiphon.run.config_checks.algorithms import (
     check_critics,
     check_stages,
     check_teachers,
+    check_token_stats,
     check_turns,
 )
 from antiphon.run.config_checks.common import Problem
@@ -38,6 +39,7 @@ CHECKS = (
     check_minimum_engines,
     check_rollout_workers,
     check_critics,
+    check_token_stats,
     check_turns,
     check_advantage,
     check_stages,

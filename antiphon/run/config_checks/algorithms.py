@@ -12,6 +12,7 @@ from antiphon.algorithms.declarations import Declaration
 from antiphon.algorithms.sections import LossWeightConfig, RewardConfig
 from antiphon.core.errors import Mistake
 from antiphon.core.types import (
+    ATTENTION_RHYTHM,
     ENTROPY_WEIGHT,
     KL_REWARD,
     RETURNS,
@@ -164,6 +165,18 @@ def check_critics(config: "RunConfig", *, needs_known: bool = False) -> Iterator
             yield "critic.disjoint", f"must be true: {masks}, and critics with the same training data always agree"
     if critic.warmup_steps >= config.steps:
         yield "critic.warmup_steps", f"{critic.warmup_steps} must be less than steps = {config.steps}"
+
+
+def check_token_stats(config: "RunConfig") -> Iterator[Problem]:
+    """Check that numbers of attention are recorded only where they are computed; functions of the user may need them too."""
+    algorithm = config.algorithm
+    asked = [name for name in config.record.token_stats if name in ("waad", "fai")]
+    named = (algorithm.advantage, algorithm.loss, *config.learner.stages)
+    if asked and ATTENTION_RHYTHM not in algorithm.required_streams and not any(":" in name for name in named):
+        yield (
+            "record.token_stats",
+            f"has {asked[0]!r}, and algorithm.rhythm reads no attention; valid are entropy, advantage and log_ratio",
+        )
 
 
 def check_turns(config: "RunConfig") -> Iterator[Problem]:

@@ -21,6 +21,7 @@ def check_tasks(config: "RunConfig") -> Iterator[Problem]:
     for index, task in enumerate(config.tasks):
         at = f"tasks.{index}"
         yield from _check_route(task, at)
+        yield from _check_selection(task, at)
         if task.judge is not None:
             yield from _check_judge_concurrency(config, task, f"{at}.judge.minimum")
             if task.reward in REWARDS.built_in and task.reward not in ASYNCHRONOUS | COMPOSED:
@@ -64,6 +65,22 @@ def _check_route(task: TaskConfig, at: str) -> Iterator[Problem]:
     for key in sorted(task.model_fields_set - ROUTED):
         if getattr(task, key) != TaskConfig.model_fields[key].default:
             yield f"{at}.{key}", f"is not used: each row gets it from the task that its {task.route!r} names (route)"
+
+
+def _check_selection(task: TaskConfig, at: str) -> Iterator[Problem]:
+    """Check that what selects prompts and groups of a task has some to select."""
+    if task.mean_range is not None and task.mean_range[0] > task.mean_range[1]:
+        low, high = task.mean_range
+        yield f"{at}.mean_range", f"[{low:g}, {high:g}] keeps no group: give the lowest mean first"
+    if not task.weight:
+        for key in ("curriculum", "mean_range"):
+            if getattr(task, key) is not None:
+                yield f"{at}.{key}", "is not used: a task of weight 0 is only evaluated"
+    elif task.curriculum is not None and task.prompts is None:
+        yield (
+            f"{at}.curriculum",
+            "is not used: the task has no prompts of its own, and those of a route are drawn in its order",
+        )
 
 
 def _check_agent(config: "RunConfig", task: TaskConfig, at: str) -> Iterator[Problem]:
@@ -114,7 +131,7 @@ def _check_group_reward(config: "RunConfig", task: TaskConfig, at: str) -> Itera
 
 
 def check_accuracy(config: "RunConfig") -> Iterator[Problem]:
-    """Check that the test or validation prompts exist that accuracy targets need."""
+    """Check that the test or validation prompts exist that accuracy targets need, and that no setting is without use."""
     wanted = {
         "evaluation.every": config.evaluation.every,
         "evaluation.minimum_accuracy": config.evaluation.minimum_accuracy,
@@ -123,6 +140,8 @@ def check_accuracy(config: "RunConfig") -> Iterator[Problem]:
         for path, value in wanted.items():
             if value:
                 yield path, f"{value:g} needs test prompts, and no task has any (tasks.0.test)"
+    if config.evaluation.blocking and config.evaluation.concurrency:
+        yield "evaluation.concurrency", "is not used with evaluation.blocking: nothing else runs then"
     if config.sft and config.sft.stop_accuracy and not any(task.validation for task in config.tasks):
         yield (
             "sft.stop_accuracy",

@@ -29,7 +29,8 @@ from antiphon.learning.remote import RemoteTrainer
 from antiphon.learning.roles import Ask, Role
 from antiphon.learning.stages import resolve_stages
 from antiphon.learning.step import StepPipeline, Wait, wait_forever
-from antiphon.record.run_dir import RunDirectory
+from antiphon.learning.token_recorder import TokenRecorder
+from antiphon.record.run_dir import RunLineage
 from antiphon.run.config import RunConfig
 from antiphon.run.launch.context import LaunchContext
 from antiphon.run.launch.model_checks import check_model, check_tokenizers
@@ -73,27 +74,35 @@ def make_local_training(
     *,
     wait: Wait = wait_forever,
     fetch: Fetch = identity,
+    record: RunLineage | None = None,
     roles: Mapping[str, Ask] | None = None,
 ) -> LocalTraining:
-    """Return a backend that trains `models`, with what asks each role of the user's own; see `LocalTraining`."""
+    """Return a backend that trains `models`.
+
+    It records tokens in `record`, and its stages ask `roles`; see `LocalTraining` for the other arguments.
+    """
     pipeline = make_step_pipeline(config, models.learner, models.reference, models.critics, models.teachers, roles)
+    if (names := tuple(dict.fromkeys(config.record.token_stats))) and record is not None:
+        run = record.directory.path
+        recorder = TokenRecorder(names=names, learner=models.learner, run=run, lineage=record.lineage)
+        pipeline.stages = [recorder.measure, *pipeline.stages, recorder.write]
     return LocalTraining(models=models, pipeline=pipeline, workers=workers, wait=wait, fetch=fetch)
 
 
-async def start_training(context: LaunchContext, model: Path, directory: RunDirectory) -> TrainBackend:
+async def start_training(context: LaunchContext, model: Path, record: RunLineage) -> TrainBackend:
     """Start the models of a run, in workers of this process or, with rollout workers, beside a trainer process."""
     wait = partial(RunWaits(context.config, context.deadlines), name="step", on="the learner")
     if context.config.rollout.workers:
-        return await _start_trainer(context, model, directory, wait)
+        return await _start_trainer(context, model, record, wait)
     models, workers = await start_models(context, model)
-    return make_local_training(context.config, models, workers, wait=wait, roles=context.roles)
+    return make_local_training(context.config, models, workers, wait=wait, record=record, roles=context.roles)
 
 
-async def _start_trainer(context: LaunchContext, model: Path, directory: RunDirectory, wait: Wait) -> RemoteTrainer:
+async def _start_trainer(context: LaunchContext, model: Path, record: RunLineage, wait: Wait) -> RemoteTrainer:
     """Start the trainer process on the learner's node; it starts the models with `start_models`."""
     config, at = context.config, context.placement.place("learner")
     place = at and replace(at, cores=(), gpus=context.placement.training_gpus)
-    args = (str(model), config, directory, context.placement)
+    args = (str(model), config, record, context.placement)
     trainer = RemoteTrainer(context.cluster.spawn(TRAINER, TRAINER_WORKER, *args, place=place), wait, context.roles)
     on, deadline, key = "the trainer to start its models", config.learner.timeout, "learner.timeout"
     await context.deadlines.wait(trainer.started(), name="start", owner="run", on=on, deadline=deadline, key=key)

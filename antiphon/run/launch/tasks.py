@@ -60,5 +60,5 @@ def load_held_out(config: RunConfig, split: str, limit: int) -> list[Prompt]:
 
 def _example_tasks(config: RunConfig) -> Sequence[TaskConfig]:
     if config.sft is None or config.sft.prompts is None:
-        return config.tasks
+        return [task.model_copy(update={"curriculum": None}) for task in config.tasks]
     return (TaskConfig(name="sft", prompts=config.sft.prompts),)

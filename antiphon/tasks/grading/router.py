@@ -185,7 +185,6 @@ class RewardRouter:
             names = [f"{prompt.task}/{part}" for part in composition.parts]
             parts = await asyncio.gather(*(self._of[n].score(replace(prompt, task=n), transcript) for n in names))
             score = composition.score(dict(zip(composition.parts, parts, strict=True)))
-            score = replace(score, grader=", ".join(dict.fromkeys(part.grader for part in parts)))
         elif prompt.task in self._of:
             score = await self._of[prompt.task].score(prompt, transcript)
         else:

@@ -6,6 +6,7 @@ from contextlib import closing
 
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from antiphon.core.errors import RecordError, RolloutError
 from antiphon.inspect.audit import audit
@@ -140,6 +141,18 @@ def test_what_is_planted_is_found(run, planted):
     with closing(sqlite3.connect(run / "ledger.db")) as db:
         db.executescript(change)
     assert any(said in violation for violation in audit(run).violations), audit(run).violations
+
+
+def test_curriculum_need_not_offer_a_prompt_again(run):
+    """It draws by the scores of attempts, which may be others after a resume."""
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    (task,) = config["tasks"]
+    task["curriculum"] = {"sweep": 5}
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    change, said = PLANTED["a prompt not offered again"]
+    with closing(sqlite3.connect(run / "ledger.db")) as db:
+        db.executescript(change)
+    assert not any(said in violation for violation in audit(run).violations)
 
 
 def test_trajectories_that_are_gone_are_found(run):

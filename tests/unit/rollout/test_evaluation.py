@@ -121,6 +121,17 @@ def test_each_task_says_how_often_it_is_sampled_and_what_a_success_is():
     assert (curves["accuracy/a/low"], curves["accuracy/a/high"]) == bootstrap_interval(np.array([1.0, 0.0]))
 
 
+def test_difficulty_is_what_was_solved_before_training():
+    correct = [np.array(row, bool) for row in ([1, 0, 0], [1, 1, 0], [0, 0, 0], [1, 1, 1], [0, 0, 1])]
+    found = Evaluation(prompt_ids=tuple("abcde"), tasks=("t",) * 5, correct=correct, ungraded=0, truncated=0.0)
+    curves = found.curves([0.0, 1 / 3, 0.3, 2 / 3, 1.0])
+    levels = {name.removeprefix("difficulty/"): value for name, value in curves.items() if "difficulty" in name}
+    assert levels == {"hard": pytest.approx(1 / 6), "medium": pytest.approx(5 / 6), "easy": pytest.approx(1 / 3)}
+    assert not [name for name in found.curves([]) if "difficulty" in name]
+    with pytest.raises(ValueError):  # they are of other prompts
+        found.curves([0.0])
+
+
 def test_a_part_that_no_score_has_is_an_error_with_those_there_are():
     prompts = [Prompt(id="a", task="a", messages=(Message("user", "?"),))]
     plans = {"a": TaskPlan(samples=1, sampling=Sampling(max_tokens=1), success_part="wno")}
