@@ -105,10 +105,7 @@ async def _prepare_model(cluster: Cluster, directory: RunDirectory, config: RunC
 async def _start_workers(
     context: LaunchContext, model: Path, tasks: TaskData, record: RunRecord, stack: AsyncExitStack
 ) -> SharedDevices:
-    """Start graders, roles of the user's own, models and rollouts.
-
-    Graders come first: they start quickly, and a reward that cannot be built is found before models are loaded.
-    """
+    """Start graders, so that a reward that cannot be built is found before models are loaded; then all other parts."""
     judges = await start_judges(context, stack)
     grader_stack = await stack.enter_async_context(AsyncExitStack())
     graders = await grader_stack.enter_async_context(start_graders(context, judges))
