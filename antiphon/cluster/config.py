@@ -47,6 +47,8 @@ class PlacementConfig(Config):
     """Devices of the judges' engines."""
     reward: str = ""
     """Devices of the grading workers."""
+    reward_model: str = ""
+    """Devices of the reward models' workers."""
     environment: str = ""
     """Devices of the environments' workers."""
 

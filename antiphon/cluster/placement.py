@@ -8,7 +8,8 @@
     with learner        the devices of another role
     anywhere            any node of the cluster
 
-Several parts are separated by commas. The devices of a role are divided evenly among its workers, in order.
+Several parts are separated by commas. The devices of a role are divided evenly among its workers, in order; those of rewards
+and environments are one place on each node, which all of their processes there share.
 """
 
 import re
@@ -16,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from antiphon.cluster.base import Node, Place
-from antiphon.cluster.config import ROLES, PlacementConfig
+from antiphon.cluster.config import ROLES
 from antiphon.core.errors import ConfigError
 
 CPU, GPU = "cpu", "gpu"
@@ -24,9 +25,15 @@ ANYWHERE = "anywhere"
 NOWHERE = -1  # the node of missing devices
 TRAINING = ("learner", "reference", "critic", "teacher")  # take their turn together
 GENERATING = ("engine", "judge")  # sleep during training where they share devices with it
-ALWAYS_RUNNING = ("environment", "reward")  # run all the time, whichever roles have their turn
+ALWAYS_RUNNING = ("environment", "reward", "reward_model")  # run all the time, whichever roles have their turn
+BY_NODE = ("environment", "reward")  # have one place on each node, which all of their processes there share
 
 _PART = re.compile(r"(?:node(\d+)\.)?([a-z][a-z0-9_-]*):(\d+)(?:-(\d+))?")
+
+
+def placement_key(role: str) -> str:
+    """Return the key of the placement of a role, or of one of the user's own."""
+    return f"placement.{role}" if role in ROLES else f"{role}.placement"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -70,7 +77,7 @@ class Placement:
         if not (places := self.places.get(role)):
             return None
         if (found := places[number % len(places)]) is None:
-            raise ConfigError(f"the devices of its worker {number} are missing", key=f"placement.{role}", value=number)
+            raise ConfigError(f"the devices of its worker {number} are missing", key=placement_key(role), value=number)
         return found
 
     def known_places(self, role: str) -> list[Place]:
@@ -122,16 +129,16 @@ def _parse_part(text: str) -> Part:
     return Part(int(node) if node else None, kind, low, high)
 
 
-def find_problems(config: PlacementConfig) -> Iterator[tuple[str, str]]:
-    """Yield the errors of a placement that hold on any machine, as (role, message)."""
-    for role, text in config.roles.items():
+def find_problems(roles: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the errors of a placement of roles that hold on any machine, as (role, message)."""
+    for role, text in roles.items():
         try:
             if (other := parse_shared_role(text)) is None:
                 if text != ANYWHERE:
                     parse_devices(text)
             elif other not in ROLES:
                 yield role, f"{text!r}: there is no role {other!r}; valid are {', '.join(ROLES)}"
-            elif parse_shared_role(config.roles.get(other, ANYWHERE)) is not None or other not in config.roles:
+            elif parse_shared_role(roles.get(other, ANYWHERE)) is not None or other not in roles:
                 yield role, f"{text!r}: {other} must have devices of its own"
         except ConfigError as error:
             yield role, str(error)
@@ -143,12 +150,12 @@ def parse_shared_role(text: str) -> str | None:
 
 
 def assign_devices(
-    config: PlacementConfig, nodes: Sequence[Node], workers: Mapping[str, int], patient: Collection[str] = ()
+    roles: Mapping[str, str], nodes: Sequence[Node], workers: Mapping[str, int], patient: Collection[str] = ()
 ) -> Placement:
     """Assign devices of the nodes to the workers of each role.
 
     Args:
-        config: The placement.
+        roles: The placement of each role.
         nodes: The available nodes, the controller's first.
         workers: Number of workers of each role. A role that is not listed has one place with all its devices.
         patient: Roles whose devices may be missing for now.
@@ -156,11 +163,13 @@ def assign_devices(
     Raises:
         ConfigError: The placement does not fit; the message names role, device and conflict.
     """
-    asked = {role: text for role, text in config.roles.items() if text != ANYWHERE}
+    asked = {role: text for role, text in roles.items() if text != ANYWHERE}
     devices = _resolve_devices(asked, nodes, patient)
     _refuse_conflicts(devices)
     places = {
-        role: tuple(_assign_places(role, found, nodes, workers.get(role, 0))) if workers.get(role) != 0 else ()
+        role: tuple(_assign_places(role, _share_devices(role, found, workers.get(role, 0)), nodes))
+        if workers.get(role) != 0
+        else ()
         for role, found in devices.items()
     }
     training = {device for role in TRAINING for device in devices.get(role, ())}
@@ -173,7 +182,12 @@ def assign_devices(
         for role in GENERATING
         if role in devices
     }
-    anywhere = {role: (Place(anywhere=True),) for role, text in config.roles.items() if text == ANYWHERE}
+    everywhere = tuple(Place(node=node.id) for node in nodes if not node.has_left)
+    anywhere = {
+        role: everywhere if role in BY_NODE else (Place(anywhere=True),)
+        for role, text in roles.items()
+        if text == ANYWHERE
+    }
     return Placement(places | anywhere, time_shared)
 
 
@@ -208,7 +222,7 @@ def _numbered_devices(role: str, part: Part, nodes: Sequence[Node], patient: boo
         if not patient:
             name = f"node{part.node}"
             message = f"there is no {name}; there are {_describe_nodes(nodes)}"
-            raise ConfigError(message, key=f"placement.{role}", value=name)
+            raise ConfigError(message, key=placement_key(role), value=name)
     if part.kind == CPU:
         there = [Device(node, CPU, core) for node in chosen for core in nodes[node].cores]
         found = [device for device in there if part.first <= device.number <= part.last]
@@ -225,7 +239,7 @@ def _numbered_devices(role: str, part: Part, nodes: Sequence[Node], patient: boo
     missing = part.last - part.first + 1 - len(found)
     if not patient and (missing or any(nodes[device.node].has_left for device in found)):
         message = f"{part} exceeds the available devices: {_describe_nodes(nodes)}"
-        raise ConfigError(message, key=f"placement.{role}", value=str(part))
+        raise ConfigError(message, key=placement_key(role), value=str(part))
     there = [replace(device, node=NOWHERE) if nodes[device.node].has_left else device for device in found]
     return there + [Device(NOWHERE, part.kind, number) for number in range(missing)]
 
@@ -239,7 +253,7 @@ def _free_cores(role: str, part: Part, nodes: Sequence[Node], taken: set[Device]
     if len(enough) < part.count:
         raise ConfigError(
             f"of the {part.count} cores of {part} other roles leave {len(enough)}; there are {_describe_nodes(nodes)}",
-            key=f"placement.{role}",
+            key=placement_key(role),
             value=str(part),
         )
     return enough[: part.count]
@@ -257,11 +271,12 @@ def _refuse_conflicts(devices: Mapping[str, Sequence[Device]]) -> None:
     if gpus := [device for device in devices.get("environment", ()) if device.kind == GPU]:
         message = f"{gpus[0]} cannot be used: environments run on cores"
         raise ConfigError(message, key="placement.environment", value=str(gpus[0]))
-    reward_gpus = {device for device in devices.get("reward", ()) if device.kind == GPU and device.node != NOWHERE}
-    for role in (*TRAINING, *GENERATING):
-        if both := sorted(reward_gpus & {*devices.get(role, ())}):
-            message = f"{both[0]} is also used by {role}, and rewards take no turns: give them GPUs of their own"
-            raise ConfigError(message, key="placement.reward", value=str(both[0]))
+    for grading in [role for role in devices if role not in (*TRAINING, *GENERATING, "environment")]:
+        gpus_of_it = {device for device in devices.get(grading, ()) if device.kind == GPU and device.node != NOWHERE}
+        for role in (*TRAINING, *GENERATING):
+            if both := sorted(gpus_of_it & {*devices.get(role, ())}):
+                message = f"{both[0]} is also used by {role}, and only models take turns: give it GPUs of its own"
+                raise ConfigError(message, key=placement_key(grading), value=str(both[0]))
 
 
 def _split_devices(devices: Sequence[Device], workers: int) -> list[Sequence[Device]]:
@@ -274,12 +289,20 @@ def _split_devices(devices: Sequence[Device], workers: int) -> list[Sequence[Dev
     return [devices[number * size : (number + 1) * size] for number in range(workers)]
 
 
-def _assign_places(role: str, devices: Sequence[Device], nodes: Sequence[Node], workers: int) -> Iterator[Place | None]:
+def _share_devices(role: str, devices: Sequence[Device], workers: int) -> list[Sequence[Device]]:
+    """Return the devices of each worker of a role, or of each node."""
+    if role in BY_NODE:
+        at = dict.fromkeys(device.node for device in devices)
+        return [[device for device in devices if device.node == node] for node in at]
     more, fewer = max(len(devices), workers), min(len(devices), workers) or 1
     if more % fewer:
         message = f"{len(devices)} devices cannot be divided evenly among {workers} workers"
-        raise ConfigError(message, key=f"placement.{role}", value=len(devices))
-    for share in _split_devices(devices, workers):
+        raise ConfigError(message, key=placement_key(role), value=len(devices))
+    return _split_devices(devices, workers)
+
+
+def _assign_places(role: str, shares: Iterable[Sequence[Device]], nodes: Sequence[Node]) -> Iterator[Place | None]:
+    for share in shares:
         at = {device.node for device in share}
         if NOWHERE in at:
             yield None
@@ -287,7 +310,7 @@ def _assign_places(role: str, devices: Sequence[Device], nodes: Sequence[Node], 
         if len(at) > 1:
             names = ", ".join(map(str, share))
             message = f"{names} would belong to one worker, which cannot use {len(at)} nodes"
-            raise ConfigError(message, key=f"placement.{role}", value=names)
+            raise ConfigError(message, key=placement_key(role), value=names)
         node = nodes[share[0].node]
         yield Place(
             node=node.id,

@@ -1,7 +1,7 @@
 """Concurrent calls to a worker that has an event loop of its own.
 
 `Client` is a `WorkerHandle` whose calls run at once and are answered as they are done; the worker it calls is an
-`AsyncWorker`. Answers travel as `Reply` events of the handle beneath.
+`AsyncWorker`. Answers travel as `Reply` events of the handle beneath. The worker may ask its client back.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import inspect
 import itertools
 import threading
 import traceback
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator, Mapping
 from contextlib import suppress
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar
@@ -19,6 +19,7 @@ from antiphon.core.errors import AntiphonError, WorkerDiedError
 from antiphon.core.workers import Worker, WorkerHandle
 
 Handler = Callable[..., Coroutine[Any, Any, Any]]  # runs one call
+Answerer = Callable[..., Awaitable[Any]]  # answers one question of a worker
 STARTED = 0  # the call that is open from the beginning: answered once the worker serves calls
 
 
@@ -36,6 +37,8 @@ class AsyncWorker(Worker):
 
     def __init__(self) -> None:
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._questions: dict[int, asyncio.Future[Any]] = {}
+        self._numbers = itertools.count()
         self._loop = asyncio.new_event_loop()
         self._life = self._loop.create_task(self._live())
         self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)
@@ -56,6 +59,16 @@ class AsyncWorker(Worker):
     def _reply(self, kind: str, key: int = STARTED, value: Any = None) -> None:
         self.emit(Reply(kind, key, value, self._state()))
 
+    async def _ask(self, name: Hashable, *args: Any) -> Any:
+        """Return what the client's answerer of a name returns, or raise what it raises."""
+        number, answer = next(self._numbers), self._loop.create_future()
+        self._questions[number] = answer
+        try:
+            self._reply("ask", number, (name, args))
+            return await answer
+        finally:
+            del self._questions[number]
+
     # --- sent by the client --------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -69,6 +82,10 @@ class AsyncWorker(Worker):
     def cancel_call(self, key: int) -> None:
         """Cancel a call."""
         self._loop.call_soon_threadsafe(self._cancel, key)
+
+    def answer(self, number: int, well: bool, value: Any) -> None:
+        """Take the answer to a question: what was returned, or if not `well` the error."""
+        self._loop.call_soon_threadsafe(self._settle, number, well, value)
 
     def close(self) -> None:
         """Cancel everything that it runs, and end its thread."""
@@ -105,12 +122,19 @@ class AsyncWorker(Worker):
         if (task := self._tasks.get(key)) is not None:
             task.cancel()
 
+    def _settle(self, number: int, well: bool, value: Any) -> None:
+        if (question := self._questions.get(number)) is not None:  # else whoever asked has given up
+            (succeed if well else fail)(question, value)
+
 
 class Client:
     """The controller's side of an `AsyncWorker`."""
 
-    def __init__(self, handle: WorkerHandle) -> None:
+    def __init__(self, handle: WorkerHandle, answerers: Mapping[Hashable, Answerer] | None = None) -> None:
+        """Start a worker; it may ask `answerers` by their names."""
         self._handle = handle
+        self._answerers = answerers or {}
+        self._answering: set[asyncio.Task[None]] = set()
         self._keys = itertools.count(STARTED + 1)
         self._answers: dict[int, asyncio.Future[Any]] = {STARTED: asyncio.get_running_loop().create_future()}
         self._death: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -143,15 +167,33 @@ class Client:
         """End the worker by force."""
         self._handle.kill()
 
+    async def end(self) -> None:
+        """End the worker."""
+        await self._handle.close()
+
     def _on_reply(self, reply: Reply) -> None:
         match reply.kind:
             case "result" | "error" if (answer := self._answers.get(reply.key)) is not None:
                 (succeed if reply.kind == "result" else fail)(answer, reply.value)
+            case "ask":
+                task = asyncio.get_running_loop().create_task(self._answer(reply.key, *reply.value), name="answer")
+                self._answering.add(task)
+                task.add_done_callback(self._answering.discard)
             case "died":
                 self.kill()
                 self._on_death(reply.value)
 
+    async def _answer(self, number: int, name: Hashable, args: tuple[Any, ...]) -> None:
+        try:
+            answer = True, await self._answerers[name](*args)
+        except (AntiphonError, ValueError) as error:  # an error of the question, which goes to whoever asked
+            answer = False, error
+        with suppress(AntiphonError):  # it is dead
+            self._handle.send("answer", number, *answer)
+
     def _on_death(self, error: AntiphonError) -> None:
+        for task in self._answering:
+            task.cancel()
         for answer in (self._death, *self._answers.values()):
             fail(answer, error)
 

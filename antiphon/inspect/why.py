@@ -104,6 +104,8 @@ def _describe_trajectory(trajectory: Trajectory) -> Iterator[tuple[str, str]]:
     yield "started at version", str(meta.started.n)
     parts = "".join(f", {name} {value:g}" for name, value in meta.score.parts.items())
     yield "score", f"{meta.score.status} {meta.score.value}{parts} {meta.score.detail}".strip()
+    if meta.score.grader:
+        yield "graded by", meta.score.grader
     yield "seconds", f"{meta.timing.finished - meta.timing.queued:.3f}, grading included"
     for number, segment in enumerate(trajectory.segments):
         for index, turn in enumerate(segment.turns):

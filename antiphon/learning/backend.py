@@ -138,6 +138,8 @@ class LocalTraining(TrainBackend):
     @override
     async def save(self, place: Path) -> None:
         self._saving = await self.models.save(place)
+        for role in self.pipeline.roles.values():
+            await role.save(place)
 
     @override
     async def wait_saved(self) -> None:
@@ -146,6 +148,8 @@ class LocalTraining(TrainBackend):
     @override
     async def restore(self, checkpoint: Path) -> None:
         await self.models.restore(checkpoint)
+        for role in self.pipeline.roles.values():
+            await role.restore(checkpoint)
 
     @override
     async def offload(self) -> None:

@@ -3,15 +3,16 @@
 Models and stages are next to each other there; groups come as metas with references to their payloads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from typing_extensions import override
 
 from antiphon.algorithms.rewards import AlgorithmState
-from antiphon.core.rpc import Client, forwards
+from antiphon.core.rpc import Answerer, Client, forwards
 from antiphon.core.types import Group
 from antiphon.core.workers import WorkerHandle
 from antiphon.learning.backend import StepResult, TrainBackend
+from antiphon.learning.roles import Ask
 from antiphon.learning.step import Wait
 
 
@@ -19,8 +20,9 @@ from antiphon.learning.step import Wait
 class RemoteTrainer(Client, TrainBackend):
     """Calls a `TrainBackend` in another process. The death of a model there is the death of that process."""
 
-    def __init__(self, handle: WorkerHandle, wait: Wait) -> None:
-        super().__init__(handle)
+    def __init__(self, handle: WorkerHandle, wait: Wait, roles: Mapping[str, Ask] | None = None) -> None:
+        """Call the trainer behind a handle, whose stages ask `roles`."""
+        super().__init__(handle, dict[Hashable, Answerer]((roles or {}).items()))
         self._wait = wait  # bounds a step
 
     @override

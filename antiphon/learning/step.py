@@ -29,6 +29,7 @@ from antiphon.core.types import (
 from antiphon.learning.batch import digest_batches, make_samples, summarize_credit
 from antiphon.learning.config import CriticConfig, LearnerConfig, TeacherConfig
 from antiphon.learning.learner import Predictor, Trainer
+from antiphon.learning.roles import Role
 
 T = TypeVar("T")
 
@@ -64,6 +65,7 @@ class StepPipeline:
         estimate_advantages: The advantage function of the algorithm.
         loss: What the loss function of the algorithm declares.
         max_tokens: Token limit of one completion.
+        roles: The user's own roles, by name.
         algorithm_state: Running moments and adapted coefficients; part of a checkpoint.
     """
 
@@ -79,6 +81,7 @@ class StepPipeline:
     loss: Declaration
     stages: Sequence["Stage"]
     max_tokens: int
+    roles: Mapping[str, Role] = field(default_factory=dict)
     algorithm_state: AlgorithmState = field(default_factory=AlgorithmState)
 
     async def learn(
@@ -98,6 +101,7 @@ class StepPipeline:
         step = Step(number=number, version=version, samples=make_samples(groups), pipeline=self)
         for stage in self.stages:
             await wait(stage(step))
+        step.metrics |= {f"role/{name}/seconds": role.take_seconds() for name, role in self.roles.items()}
         return step.metrics, digest_batches(step.batches), summarize_credit(step.samples)
 
 
@@ -128,6 +132,11 @@ class Step:
         if adapted is not None:
             kl = self.algorithm.kl.model_copy(update={"coefficient": adapted})
             self.algorithm = self.algorithm.model_copy(update={"kl": kl})
+
+    @property
+    def roles(self) -> Mapping[str, Role]:
+        """The user's own roles, by name (`learning/roles.py`)."""
+        return self.pipeline.roles
 
     @property
     def flat(self) -> list[Sample]:

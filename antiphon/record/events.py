@@ -30,6 +30,7 @@ EVENTS: Mapping[str, tuple[str, str]] = {
     "lost": ("engine", "an engine has died or hangs, and leaves the pool"),
     "retired": ("engine", "an engine leaves the pool, which has become smaller"),
     "grow": ("engines asked", "the pool is resized to this number of engines, for `asked` requests"),
+    "role": ("role method seconds", "a call of a role of the user's own has returned"),
     "take": ("groups", "a step begins with these groups"),
     "publish": ("version", "the step is done"),
     "fault": ("point", "a simulation injects a fault"),
@@ -117,40 +118,39 @@ def to_trace(lines: Iterable[str]) -> dict[str, Any]:
         fields = json.loads(line)
         t, event = fields.pop("t"), fields.pop("event")
         match event:
-            case "take":
-                began["step"] = (t, fields)
+            case "take" | "place":
+                began[fields.get("request", "step")] = (t, fields)
             case "publish":
                 since, args = began.pop("step", (t, {}))
                 span(f"step {fields['version']}", "learner", since, t, f"step {fields['version']}", **args)
-            case "place":
-                began[fields["request"]] = (t, fields)
             case "served":
                 since, _ = began.pop(fields["request"], (t, {}))
                 span(fields["request"], f"engine {fields['engine']}", since, t, fields["request"], **fields)
+            case "role":
+                role = f"role {fields['role']}"
+                span(fields["method"], role, t - fields["seconds"], t, f"{role} {len(trace)}")
             case "attempt":
-                running_count += {"running": 1}.get(fields["status"], 0)
                 key = f"attempt {fields['attempt']}"
                 if fields["status"] == "running":
                     began[key] = (t, fields)
+                    running_count += 1
                 elif key in began:
                     since, _ = began.pop(key)
                     running_count -= 1
                     span(fields["attempt"], "attempts", since, t, key, **fields)
-                trace.append(
-                    {
-                        "name": "running attempts",
-                        "ph": "C",
-                        "pid": "attempts",
-                        "ts": t * 1e6,
-                        "args": {"n": running_count},
-                    }
-                )
+                trace.append(_count("running attempts", "attempts", t, running_count))
             case _:
-                track = f"engine {fields['engine']}" if "engine" in fields else "events"
-                trace.append(
-                    {"name": event, "ph": "i", "s": "p", "pid": track, "tid": track, "ts": t * 1e6, "args": fields}
-                )
+                trace.append(_instant(event, t, fields))
     return {"traceEvents": trace, "displayTimeUnit": "ms"}
+
+
+def _count(name: str, track: str, t: float, n: int) -> dict[str, Any]:
+    return {"name": name, "ph": "C", "pid": track, "ts": t * 1e6, "args": {"n": n}}
+
+
+def _instant(event: str, t: float, fields: dict[str, Any]) -> dict[str, Any]:
+    track = f"engine {fields['engine']}" if "engine" in fields else "events"
+    return {"name": event, "ph": "i", "s": "p", "pid": track, "tid": track, "ts": t * 1e6, "args": fields}
 
 
 def write_trace(events: Path, trace: Path) -> None:

@@ -34,6 +34,7 @@ METRICS: Mapping[str, str] = {
     "reward/ungraded": "Share of finished attempts of all tasks whose grader gave no verdict, in a moving window.",
     "reward/alarms": "Signals of reward hacking that are above their thresholds now.",
     "share/<task>": "Share of a task among the step's attempts, if there are several.",
+    "role/<role>/seconds": "Sum of the seconds that the calls of a role of your own took in the step.",
     "weight/masked": "Share of trajectories with weight 0 in the loss (`algorithm.weight`).",
     "watch/<task>/ungraded": "Share of attempts of a task whose grader gave no verdict, in a moving window.",
     "watch/<task>/constant": "Share of groups whose scores are all equal.",

@@ -1,8 +1,9 @@
 """Blocking environments in worker processes: several to a process, and more processes as they are needed.
 
 An attempt holds a `RemoteEnvironment`, whose methods are asynchronous. They raise what the environment raises, and an error if
-its process ends. A call whose caller gives up has taken too long: its process accepts no new environment, ends with the
-last one it has, and is replaced.
+its process ends. A call whose caller gives up, because the attempt was cancelled or the call took too long, goes on in the
+process. If it is not done when it should have been, the environment hangs: its process accepts no new one, ends with the last
+one that it has, and is replaced.
 """
 
 import asyncio
@@ -24,28 +25,36 @@ Spawn = Callable[[], WorkerHandle]
 class _EnvironmentProcess:
     """A process of the pool."""
 
-    def __init__(self, handle: WorkerHandle, forget: Callable[["_EnvironmentProcess"], None]) -> None:
+    def __init__(self, handle: WorkerHandle, pool: "EnvironmentPool") -> None:
         self.handle = handle
         self.environments: set[RemoteEnvironment] = set()
         self.retired = False
-        self._forget = forget
+        self._pool = pool
         self._numbers = itertools.count()
         self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._late: dict[int, asyncio.TimerHandle] = {}  # calls that nobody waits for
         handle.on_event(self._on_answer)
         handle.on_death(self._on_death)
 
     def call(self, key: int, method: str, *args: Any) -> "asyncio.Future[Any]":
-        number = next(self._numbers)
+        number, due = next(self._numbers), self._pool.due()
         answer = self._calls[number] = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(lambda done: self._expect(number, due) if done.cancelled() else None)
         try:
             self.handle.send("call", key, number, method, *args)
         except AntiphonError as error:  # it has died, and `on_death` has not been called yet
             self._on_death(error)
         return answer
 
+    def _expect(self, number: int, due: float) -> None:
+        """Retire the process unless it answers a call in time that nobody waits for any more."""
+        self._late[number] = asyncio.get_running_loop().call_at(due, self._pool.retire, self)
+
     def _on_answer(self, event: tuple[int, bool, Any]) -> None:
         number, well, value = event
         answer = self._calls.pop(number)
+        if (timer := self._late.pop(number, None)) is not None:
+            timer.cancel()
         if not answer.done():
             if well:
                 answer.set_result(value)
@@ -53,10 +62,12 @@ class _EnvironmentProcess:
                 answer.set_exception(SandboxError(value))
 
     def _on_death(self, error: AntiphonError) -> None:
-        self._forget(self)
+        self._pool.forget(self)
         for answer in self._calls.values():
             fail(answer, SandboxError(f"the process of the environment ended: {error}"))
         self._calls.clear()
+        for timer in self._late.values():
+            timer.cancel()
 
 
 class RemoteEnvironment:
@@ -66,7 +77,7 @@ class RemoteEnvironment:
         self._pool = pool
         self._process = process
         self._key = key
-        self._hung = False
+        self._given_up = False  # a call, which may still run
 
     async def reset(self, seed: int) -> Reset:
         """Reset the environment."""
@@ -79,9 +90,11 @@ class RemoteEnvironment:
         return result
 
     async def close(self) -> None:
-        """Close the environment, unless it hangs, and leave its process."""
+        """Close the environment, without waiting if it is at a call that was given up, and leave its process."""
         try:
-            if not self._hung:
+            if self._given_up:
+                self._process.call(self._key, "close").cancel()
+            else:
                 await self._call("close")
         finally:
             self._pool.release(self, self._process, self._key)
@@ -91,16 +104,22 @@ class RemoteEnvironment:
         try:
             return await answer
         finally:
-            if answer.cancelled():
-                self._hung = True
-                self._pool.retire(self._process)
+            self._given_up = self._given_up or answer.cancelled()
 
 
 class EnvironmentPool:
     """The processes with the environments of one task."""
 
-    def __init__(self, config: EnvironmentPoolConfig, spawn: Spawn) -> None:
+    def __init__(self, config: EnvironmentPoolConfig, spawn: Spawn, seconds: float) -> None:
+        """Create a pool without processes.
+
+        Args:
+            config: Number of processes, and of environments in each.
+            spawn: Starts a process.
+            seconds: Time within which a call is done, or else hangs.
+        """
         self._config = config
+        self._seconds = seconds
         self._spawn = spawn
         self._processes: list[_EnvironmentProcess] = []
         self._keys = itertools.count()
@@ -133,9 +152,15 @@ class EnvironmentPool:
             elif len(self._processes) > self._config.workers:
                 asyncio.get_running_loop().call_later(self._config.idle_seconds, self._end_if_idle, process)
 
+    def due(self) -> float:
+        """Return the time at which a call that begins now hangs."""
+        return asyncio.get_running_loop().time() + self._seconds
+
     def retire(self, process: _EnvironmentProcess) -> None:
-        """Give a process no more environments, because one of its environments hangs."""
+        """Give a process no more environments, because one of its environments hangs; end it with the last one."""
         process.retired = True
+        if not process.environments and process in self._processes:
+            self._end(process)
 
     async def close(self) -> None:
         """End all processes."""
@@ -151,12 +176,13 @@ class EnvironmentPool:
         least = min(open_, key=lambda process: len(process.environments), default=None)
         full = least is None or len(least.environments) >= self._config.environments
         if len(open_) < self._config.workers or (full and len(open_) < self._config.max_workers):
-            least = _EnvironmentProcess(self._spawn(), self._forget)
+            least = _EnvironmentProcess(self._spawn(), self)
             self._processes.append(least)
         assert least is not None
         return least
 
-    def _forget(self, process: _EnvironmentProcess) -> None:
+    def forget(self, process: _EnvironmentProcess) -> None:
+        """Remove a process that has ended."""
         if process in self._processes:
             self._processes.remove(process)
 
@@ -165,7 +191,7 @@ class EnvironmentPool:
             self._end(process)
 
     def _end(self, process: _EnvironmentProcess) -> None:
-        self._forget(process)
+        self.forget(process)
         if process.retired:  # it hangs, and would not answer
             process.handle.kill()
         task = asyncio.get_running_loop().create_task(process.handle.close())

@@ -7,14 +7,14 @@ again on the others, as the same attempts; another worker takes its place.
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from typing_extensions import override
 
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import StallError, WorkerDiedError
-from antiphon.core.rpc import Client, Reply
+from antiphon.core.rpc import Answerer, Client, Reply
 from antiphon.core.types import AttemptId, OnUpdate, PolicyVersion, Prompt, Sampling, Trajectory, WeightsUpdate
 from antiphon.core.workers import WorkerHandle
 from antiphon.record.events import Events
@@ -23,6 +23,7 @@ from antiphon.rollout.backend import Refresh, RolloutBackend, keep_weights
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.engine_state import EngineLoad, PoolLoad
 from antiphon.rollout.engine_supervisor import RETRY_SECONDS
+from antiphon.rollout.pool import EnginePool
 
 
 class Counts(NamedTuple):
@@ -37,8 +38,18 @@ class Counts(NamedTuple):
 class RolloutWorker(Client):
     """One worker, which loads weights as an engine does."""
 
-    def __init__(self, handle: WorkerHandle, number: int, events: Events, report: Callable[[str], None]) -> None:
-        """Follow a worker that has share `number` of the engines; pass its events and messages on."""
+    def __init__(
+        self,
+        handle: WorkerHandle,
+        number: int,
+        events: Events,
+        report: Callable[[str], None],
+        judges: Mapping[Hashable, Answerer] | None = None,
+    ) -> None:
+        """Follow a worker that has share `number` of the engines; pass its events and messages on.
+
+        The worker may ask `judges`, by their names.
+        """
         self.number = number
         self.counts = Counts()
         self.open: Counter[str] = Counter()  # group -> its attempts there
@@ -46,7 +57,7 @@ class RolloutWorker(Client):
         self._events = events
         self._report = report
         self._engines: set[int] = set()  # their numbers
-        super().__init__(handle)
+        super().__init__(handle, judges)
 
     @property
     def version(self) -> int:
@@ -98,6 +109,7 @@ class RolloutWorkers(RolloutBackend):
         *,
         start: Callable[[int], Awaitable[RolloutWorker]],
         on_loss: Callable[[str], None],
+        judges: Sequence[EnginePool] = (),
     ) -> None:
         """Send attempts to `workers`.
 
@@ -107,7 +119,9 @@ class RolloutWorkers(RolloutBackend):
             config: Deadlines and the number of restarts.
             start: Starts a worker with the given share of the engines, to replace one that died while `watch` runs.
             on_loss: Receives a message about each worker that died.
+            judges: Engines of judges, which all workers ask.
         """
+        self._judges = judges
         self._workers: list[RolloutWorker] = []
         self._ever: list[RolloutWorker] = []  # the dead included
         self._deadlines = deadlines
@@ -158,11 +172,11 @@ class RolloutWorkers(RolloutBackend):
     @override
     async def release_devices(self) -> None:
         self._asleep = True
-        await self._call_all("release_devices")
+        await asyncio.gather(self._call_all("release_devices"), *(judge.sleep_colocated() for judge in self._judges))
 
     @override
     async def reclaim_judges(self) -> None:
-        """Do nothing: with rollout workers there are no judges with engines."""
+        await asyncio.gather(*(judge.wake_all() for judge in self._judges))
 
     @override
     async def reclaim_engines(self) -> None:
@@ -174,6 +188,8 @@ class RolloutWorkers(RolloutBackend):
         async with asyncio.TaskGroup() as owner:
             owner.create_task(self._keep_checking(), name="health")
             owner.create_task(self._keep_refreshing(refresh), name="refresh")
+            for judge in self._judges:
+                owner.create_task(judge.watch(), name="watch judges")
             while True:
                 number = await self._lost.get()
                 owner.create_task(self._replace(number), name=f"replace rollout worker {number}")

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from antiphon.cluster.base import Cluster
@@ -17,11 +18,12 @@ from antiphon.run.config import RunConfig
 from antiphon.run.config_checks.user_functions import add_declared_needs, check_import_paths
 from antiphon.run.device_sharing import SharedDevices
 from antiphon.run.launch.context import LaunchContext, open_cluster
-from antiphon.run.launch.graders import start_graders
+from antiphon.run.launch.graders import start_graders, start_judges
 from antiphon.run.launch.model_checks import check_installed, check_model
 from antiphon.run.launch.model_directory import model_directory
 from antiphon.run.launch.models import start_training
 from antiphon.run.launch.record import RunRecord, open_record
+from antiphon.run.launch.roles import start_roles
 from antiphon.run.launch.rollouts import start_rollout_workers, start_rollouts
 from antiphon.run.launch.tasks import TaskData, load_tasks
 from antiphon.run.live_state import keep_live_state
@@ -103,20 +105,20 @@ async def _prepare_model(cluster: Cluster, directory: RunDirectory, config: RunC
 async def _start_workers(
     context: LaunchContext, model: Path, tasks: TaskData, record: RunRecord, stack: AsyncExitStack
 ) -> SharedDevices:
-    """Start graders, models and rollouts.
-
-    Graders come first: they start quickly, and a reward that cannot be built is found before models are loaded.
-    """
+    """Start graders, so that a reward that cannot be built is found before models are loaded; then all other parts."""
+    judges = await start_judges(context, stack)
     grader_stack = await stack.enter_async_context(AsyncExitStack())
-    graders = await grader_stack.enter_async_context(start_graders(context))
+    graders = await grader_stack.enter_async_context(start_graders(context, judges))
     if record.resumption is None:
         await check_rewards_at_start(context, tasks, graders.router)
-    shared = context.placement.shared
+    context = replace(context, roles=await start_roles(context, stack))
     if context.config.rollout.workers:
-        await grader_stack.aclose()  # each rollout worker has graders of its own
+        await grader_stack.aclose()  # each rollout worker has graders of its own; the judges stay
         training, workers = await asyncio.gather(
-            start_training(context, model, record.lineage), start_rollout_workers(context, model, record.lineage)
+            start_training(context, model, record.lineage),
+            start_rollout_workers(context, model, record.lineage, judges),
         )
-        return SharedDevices(training, workers, shared=shared)
+        return SharedDevices(training, workers, shared=context.placement.shared)
     training = await start_training(context, model, record.lineage)
-    return SharedDevices(training, await start_rollouts(context, model, graders, stack), shared=shared)
+    rollouts = await start_rollouts(context, model, graders, stack)
+    return SharedDevices(training, rollouts, shared=context.placement.shared)

@@ -4,9 +4,9 @@
 """
 
 from dataclasses import replace
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.cluster.config import ClusterConfig, PlacementConfig
@@ -21,6 +21,7 @@ from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.evaluation import TaskPlan
 from antiphon.run.config_checks import find_problems
 from antiphon.tasks.config import CheckConfig, GradingConfig, TaskConfig
+from antiphon.tasks.rewards.reward_model import ClassifierOptions, iterate_classifiers
 from antiphon.weights.config import WeightSyncConfig
 
 
@@ -60,6 +61,24 @@ class EvaluationConfig(Config):
         if self.temperature is not None:
             return self.temperature
         return 0.0 if samples == 1 else 1.0
+
+
+RoleName = Annotated[str, StringConstraints(pattern="^[a-z][a-z0-9_]*$")]
+
+
+class RoleConfig(Config):
+    """A role of your own."""
+
+    factory: str
+    """package.module:attribute of a class, or of a function that returns an object; called with `options` in each worker."""
+    options: dict[str, Any] = {}
+    """Passed to the factory."""
+    workers: Annotated[int, unit("processes")] = Field(1, gt=0)
+    """Workers, each with an object of its own. A role with state has one."""
+    placement: str = ""
+    """Devices of the workers, as those of other roles (`placement`); they take no turns with roles that train or generate."""
+    timeout: Annotated[float, unit("seconds")] = Field(600.0, gt=0.0)
+    """Seconds that one call, or the start of a worker, may take."""
 
 
 class RunConfig(Config):
@@ -106,6 +125,8 @@ class RunConfig(Config):
     """Checkpoints, from which the run can be resumed."""
     record: RunRecordConfig = RunRecordConfig()
     """What the run writes, and where."""
+    roles: dict[RoleName, RoleConfig] = {}
+    """Roles of your own: objects in workers, whose methods your stages call."""
     sft: SftConfig | None = None
     """Supervised warm start before the reinforcement learning."""
 
@@ -136,6 +157,18 @@ class RunConfig(Config):
                 success_part=own.success_part,
             )
         return plans
+
+    @property
+    def classifiers(self) -> list[ClassifierOptions]:
+        """The reward models that tasks ask, each once."""
+        found = (model for task in self.tasks for model in iterate_classifiers(task.reward, task.reward_options))
+        return list(dict.fromkeys(found))
+
+    @property
+    def placements(self) -> dict[str, str]:
+        """The devices of each role that has a placement, your own roles as `roles.NAME`."""
+        own = {f"roles.{name}": role.placement for name, role in self.roles.items() if role.placement}
+        return self.placement.roles | own
 
     @property
     def evaluation_attempts(self) -> int:

@@ -4,7 +4,15 @@ import math
 from collections.abc import Sequence
 
 from antiphon.cluster.base import Node, Place
-from antiphon.cluster.placement import ALWAYS_RUNNING, ANYWHERE, GENERATING, TRAINING, Placement, assign_devices
+from antiphon.cluster.placement import (
+    ALWAYS_RUNNING,
+    ANYWHERE,
+    GENERATING,
+    TRAINING,
+    Placement,
+    assign_devices,
+    placement_key,
+)
 from antiphon.core.errors import ConfigError
 from antiphon.engines.base import ENGINES
 from antiphon.engines.config import PARALLEL_SIZES, PREALLOCATING_KINDS
@@ -25,17 +33,19 @@ def resolve_placement(nodes: Sequence[Node], config: RunConfig, *, least: int | 
     Raises:
         ConfigError: The placement is impossible.
     """
-    if not config.placement.roles:
+    if not config.placements:
         return Placement()
     kinds = config.engine.engine_kinds
     least = (config.engine.minimum or len(kinds)) if least is None else least
     judges = sum(task.judge.replicas for task in config.tasks if task.judge is not None)
     model_ranks = {role: count * config.learner_of(role).mesh.world for role, count in config.counts.items()}
     engines = {"engine": len(kinds), "judge": judges}
+    reward_models = {"reward_model": sum(model.workers for model in config.classifiers)}
     optional: tuple[str, ...] = ("engine",) if least < len(kinds) else ()
     if not least:  # the lost devices of other roles are noticed by those who use them
-        optional += GENERATING + ALWAYS_RUNNING
-    found = assign_devices(config.placement, nodes, model_ranks | engines, optional)
+        optional += GENERATING + ALWAYS_RUNNING + tuple(f"roles.{name}" for name in config.roles)
+    own = {f"roles.{name}": role.workers for name, role in config.roles.items()}
+    found = assign_devices(config.placements, nodes, model_ranks | engines | reward_models | own, optional)
     threads = dict.fromkeys(model_ranks, config.learner.threads) | dict.fromkeys(
         engines, max(kind.threads for kind in kinds)
     )
@@ -43,29 +53,43 @@ def resolve_placement(nodes: Sequence[Node], config: RunConfig, *, least: int | 
         places = found.known_places(role)
         cores = min((len(place.cores) or math.inf for place in places), default=math.inf)
         if threads.get(role, 0) > cores and not any(place.gpus for place in places):
-            raise ConfigError(f"{threads[role]} threads are more than its {cores:g} cores", key=f"placement.{role}")
+            raise ConfigError(f"{threads[role]} threads are more than its {cores:g} cores", key=placement_key(role))
     _check_rendezvous(config, found)
     beside = Place(node=nodes[0].id)  # the controller
     _check_engines(config, found, least, beside)
     _check_devices(config, found)
     if config.rollout.workers:
         _check_trainer_node(found, beside)
-    if (reward := found.place("reward")) is not None and reward.node != beside.node:
-        raise ConfigError("rewards run beside the controller, on node0", key="placement.reward")
-    _check_graders(config, reward)
+    _check_graders(config, found.known_places("reward"))
+    _check_environments(config, found.known_places("environment"))
     return found
 
 
-def _check_graders(config: RunConfig, reward: Place | None) -> None:
-    """Raise `ConfigError` if rewards have GPUs that no process would ever see."""
+def _check_graders(config: RunConfig, places: Sequence[Place]) -> None:
+    """Raise `ConfigError` if rewards have GPUs on a node that no process there would ever see."""
     own = [task.grading for task in config.tasks if task.grading is not None]
     pools = own + [config.grading] * (len(own) < sum(not task.route for task in config.tasks))
     processes = sum(max(pool.workers, pool.max_workers) for pool in pools)
-    if reward is not None and len(reward.gpus) > processes:
+    most = max((len(place.gpus) for place in places), default=0)
+    if most > processes:
         raise ConfigError(
-            f"{len(reward.gpus)} GPUs are more than the {processes} processes that grade at most (workers, "
+            f"{most} GPUs on one node are more than the {processes} processes that grade there at most (workers, "
             "max_workers in grading), each of which sees one",
             key="placement.reward",
+        )
+
+
+def _check_environments(config: RunConfig, places: Sequence[Place]) -> None:
+    """Raise `ConfigError` if no process of an environment would ever run on some of the nodes."""
+    if config.placement.environment == ANYWHERE:
+        return
+    pools = [task.environment_pool for task in config.tasks if task.environment]
+    processes = sum(max(pool.workers, pool.max_workers) for pool in pools)
+    if pools and len(places) > processes:
+        raise ConfigError(
+            f"{len(places)} nodes are more than the {processes} processes that environments have at most (workers, "
+            "max_workers in environment_pool)",
+            key="placement.environment",
         )
 
 
@@ -152,7 +176,7 @@ def _check_devices(config: RunConfig, found: Placement) -> None:
                 raise ConfigError(
                     f"each of {ranks} ranks ({config.mesh_of(role)}) has one GPU, its own; they would have "
                     f"{', '.join(' + '.join(gpus) for _, gpus in own)}",
-                    key=f"placement.{role}",
+                    key=placement_key(role),
                 )
 
 
@@ -166,7 +190,7 @@ def _check_colocated(config: RunConfig, found: Placement) -> None:
                 raise ConfigError(
                     f"engines of kind {kind!r} do not give back their memory on a CPU, and cannot share it "
                     "with what trains: give them other devices, or use engine.kind = native",
-                    key=f"placement.{role}",
+                    key=placement_key(role),
                 )
 
 
@@ -178,5 +202,5 @@ def _check_trainer_node(found: Placement, beside: Place) -> None:
             raise ConfigError(
                 "with rollout.workers all models that are trained or asked are on one node, that of the "
                 "learner's first rank",
-                key=f"placement.{role}",
+                key=placement_key(role),
             )

@@ -29,7 +29,7 @@ from antiphon.rollout.reward_monitor import text_statistics
 from antiphon.run.config import RunConfig
 from antiphon.run.device_assignment import DeviceAssignment
 from antiphon.run.launch.context import LaunchContext
-from antiphon.run.launch.graders import start_graders
+from antiphon.run.launch.graders import Judges, start_graders
 from antiphon.run.launch.rollouts import start_rollouts
 from antiphon.run.supervision import run_supervised
 
@@ -90,7 +90,11 @@ class RolloutWorkerProcess(AsyncWorker):
                 events=self._events,
                 report=partial(self._reply, "message", STARTED),
             )
-            graders = await stack.enter_async_context(start_graders(context))
+            judges = Judges(
+                {task.name: partial(self._ask, task.name) for task in config.tasks if task.judge is not None},
+                {model: partial(self._ask, model) for model in config.classifiers},
+            )
+            graders = await stack.enter_async_context(start_graders(context, judges))
             rollouts = await start_rollouts(context, self._model, graders, stack, self._devices.__getitem__)
             self._rollouts = rollouts
             files = PayloadWriter(directory.rollouts, f"lineage-{lineage}-{name}", lineage)

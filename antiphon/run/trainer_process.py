@@ -43,5 +43,6 @@ class TrainerProcess(AsyncWorker):
             context = LaunchContext(cluster=cluster, config=config, placement=self._placement)
             models, workers = await start_models(context, self._model)
             fetch = PayloadReader(self._record.directory.rollouts).fetch
-            training = make_local_training(config, models, workers, fetch=fetch, record=self._record)
+            roles = {name: partial(self._ask, name) for name in config.roles}
+            training = make_local_training(config, models, workers, fetch=fetch, record=self._record, roles=roles)
             await run_supervised([training.died()], partial(self._serve, handlers=handlers_of(training)))

@@ -7,6 +7,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import textwrap
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,8 @@ import psutil
 import pytest
 
 from antiphon.inspect.audit import audit
+from antiphon.inspect.why import why
+from antiphon.record.reader import RunReader
 from tests.system.test_bad_input import is_worker, wait_for_line
 
 pytestmark = [
@@ -93,7 +96,7 @@ def nodes(tmp_path, monkeypatch):
         nodes.kill(number)
 
 
-def start(project, nodes, placement, replicas, channel="object_store", workers=0, minimum=0):
+def start(project, nodes, placement, replicas, channel="object_store", workers=0, minimum=0, turns=1, **sections):
     process = project.start(
         "train",
         project.config(
@@ -103,7 +106,15 @@ def start(project, nodes, placement, replicas, channel="object_store", workers=0
             weights={"channel": channel, "host": HOST},
             engine={"replicas": replicas, "minimum": minimum},
             learner={"optimizer": {"learning_rate": 1e-5}},
-            rollout={"async_ratio": 1, "redundancy": 1, "engine_restarts": 20, "order": "ready", "workers": workers},
+            rollout={
+                "async_ratio": 1,
+                "redundancy": 1,
+                "engine_restarts": 20,
+                "order": "ready",
+                "workers": workers,
+                "max_turns": turns,
+            },
+            **sections,
         ),
     )
     nodes.runs.append(process)
@@ -162,6 +173,109 @@ def test_engines_join_with_nodes_and_leave_with_them(project, nodes):
     nodes.kill(1)
     wait_for_line(process, "worker engine-")  # was lost
     finish(project, process)
+
+
+ROLES = """
+    import os
+
+    from antiphon.core.types import Message, Score
+
+    class Asker:
+        # It asks the judge, whose answer says nothing.
+
+        def __init__(self, generate):
+            self.generate = generate
+
+        async def __call__(self, prompt, transcript):
+            await self.generate([Message("user", transcript.response)])
+            return Score.of(sum(map(str.isdigit, transcript.response)) / 8)
+
+    class Echo:
+        # A world that blocks, and pays for digits.
+
+        def __init__(self, prompt):
+            pass
+
+        def reset(self, seed):
+            return "1+1=", {}
+
+        def step(self, action):
+            return "again", sum(map(str.isdigit, action)) / 8, True, False, {}
+
+        def close(self):
+            pass
+"""
+
+
+@pytest.mark.long
+def test_other_nodes_run_every_role_and_one_is_lost(project, nodes, classifier):
+    """Graders, judge, reward model, environments and engines are none of them on the controller's node."""
+    nodes.start(3)
+    (project.folder / "roles.py").write_text(textwrap.dedent(ROLES))
+    source = {"source": "mytask:problems"}
+    tasks = [
+        {"name": "graded", "prompts": source, "reward": "mytask:digits"},
+        {
+            "name": "judged",
+            "prompts": source,
+            "reward": "roles:Asker",
+            "judge": {"path": str(project.model), "max_tokens": 2},
+        },
+        {"name": "modelled", "prompts": source, "reward": "reward_model", "reward_options": {"path": classifier}},
+        {
+            "name": "played",
+            "prompts": source,
+            "environment": "roles:Echo",
+            "reward": "environment_return",
+            "environment_pool": {"workers": 2},
+        },
+    ]
+    placement = {
+        "engine": "node1.gpu:0, node3.gpu:0",
+        "judge": "node2.gpu:0",
+        "reward": "node1.cpu:0-0, node3.cpu:0-0",
+        "reward_model": "node2.cpu:0-0",
+        "environment": "node2.cpu:0-0, node3.cpu:0-0",
+    }
+    process = start(project, nodes, placement, replicas=2, turns=2, tasks=tasks, check={"prompts": 0})
+    wait_for_line(process, "step ")
+    while nodes.running(*WORKERS["environment"]) != [2, 3]:  # they start with the first attempts that play
+        wait_for_line(process, "step ")
+    there = {name: nodes.running(*names) for name, names in WORKERS.items()}
+    assert there == {"reward": [1, 3], "judge": [2], "reward_model": [2], "environment": [2, 3], "engine": [1, 3]}
+    nodes.kill(3)
+    wait_for_line(process, "graders left: 1")
+    for _ in range(3):
+        wait_for_line(process, "step ")
+    finish(project, process)
+    run = project.folder / "runs" / "run"
+    verdicts = {}
+    with RunReader.open(run) as reader:
+        rows = list(reader.iterate_attempts("trained"))
+    for row in rows:
+        verdicts.setdefault(row.prompt.task, set()).add(dict(why(run, row.name)).get("graded by"))
+    assert {*verdicts} == {task["name"] for task in tasks}
+    assert {grader.rpartition(" on ")[2] for grader in verdicts["graded"]} == {"node1", "node3"}
+
+
+WORKERS = {
+    "reward": [f"reward-{number}" for number in range(9)],
+    "judge": ["judge-judged-0"],
+    "reward_model": ["reward-model-0-0"],
+    "environment": ["environment-played-0", "environment-played-1"],
+    "engine": ["engine-0", "engine-1"],
+}
+
+
+@pytest.fixture
+def classifier(project):
+    """A reward model: the model of tests with a head that nobody trained."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    folder = project.folder / "classifier"
+    AutoModelForSequenceClassification.from_pretrained(project.model, num_labels=1).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(project.model).save_pretrained(folder)
+    return str(folder)
 
 
 def joined(project):

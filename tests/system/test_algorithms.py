@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -283,3 +284,20 @@ def test_impossible_logprobs_are_never_trained_on(project, recipe):
     *identity, failure = failed[0]
     assert dict(why(directory, ".".join(map(str, identity))))["failure"] == failure
     assert not audit(directory).violations
+
+
+def test_asynchrony_critics_and_rhythm_together_are_resumed(tmp_path):
+    """The recipe that has all three, with fewer steps."""
+    shutil.copytree(Path(__file__).parents[2] / "recipes" / "tiny_arithmetic", tmp_path, dirs_exist_ok=True)
+    small = ["sft.steps=2", "evaluation.limit=8", "evaluation.minimum_accuracy=0", "checkpoint.every=1"]
+    for steps, more in ((2, ()), (4, ("--resume",))):
+        command = [sys.executable, "-m", "antiphon", "train", "three_a.yaml", f"steps={steps}", *small, *more]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs" / "tiny_arithmetic_three_a"
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [step for step in steps if "step" in step]
+    assert [step["step"] for step in steps] == [1, 2, 3, 4]
+    assert max(step["age/max"] for step in steps) >= 1
+    assert all("critic/1/loss" in step for step in steps) and steps[-1]["critic/spread"] > 0
+    assert not audit(run).violations

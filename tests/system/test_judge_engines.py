@@ -67,6 +67,18 @@ def test_judge_engines_scale_with_load(project):
     assert not audit(run).violations
 
 
+def test_rollout_workers_share_the_judges(project):
+    """Each has rewards of its own, which ask the same engines; those are the controller's."""
+    sections = {"rollout": {"workers": 2}, "engine": {"replicas": 2, "slots": 2}, "weights": {"channel": "distributed"}}
+    done = project.run("train", config(project, steps=2, **sections))
+    assert done.returncode == 0, done.stderr
+    for line in project.metrics():
+        assert line["reward/part/digits/same"] == line["reward/part/digits/asked"] == 1.0
+    run = project.folder / "runs" / "run"
+    assert len([*run.rglob("judge-digits-*.log")]) == 1
+    assert not audit(run).violations
+
+
 class Heard(Events):
     """Events that can be waited for."""
 
@@ -96,7 +108,7 @@ def test_judge_engines_start_on_demand_and_end_when_idle(project, monkeypatch):
         context = LaunchContext(cluster=cluster, config=settings, deadlines=deadlines, events=events)
         started, ended = [], []
         try:
-            async with start_graders(context) as (grading, (pool,)):
+            async with start_graders(context) as (grading, (_, (pool,))):
                 watch = asyncio.create_task(pool.watch())
                 for _ in range(2):
                     asked = asyncio.gather(*(grading.score(prompt, transcript) for _ in range(6)))

@@ -235,7 +235,6 @@ def test_on_ray(project):
         ({"placement": {"reward": "cpu:1"}}, "placement.reward"),
         ({"placement": "auto"}, "placement.auto"),
         ({"placement": {"critic": "anywhere"}, "cluster": {"kind": "ray"}}, "placement.critic"),
-        ({"tasks": [LENGTHS | {"judge": {"path": "x"}, "reward": "judge"}]}, "tasks.0.judge"),
     ],
 )
 def test_what_cannot_be_divided_is_refused(project, sections, key):

@@ -76,6 +76,7 @@ class Score:
     turns: tuple[float, ...] = ()
     detail: str = ""
     raised: bool = False  # the reward raised an error, which `detail` describes
+    grader: str = field(default="", compare=False)  # process that gave it, and its node
 
     def __post_init__(self) -> None:
         scored = self.status is ScoreStatus.SCORED

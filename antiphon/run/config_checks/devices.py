@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from antiphon.cluster.placement import ANYWHERE, find_problems
+from antiphon.cluster.placement import ANYWHERE, find_problems, placement_key
 from antiphon.run.config_checks.common import Problem, iterate_engines
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ def check_cluster(config: "RunConfig") -> Iterator[Problem]:
 def check_placement(config: "RunConfig") -> Iterator[Problem]:
     """Check the placement of roles on devices."""
     placement, cluster = config.placement, config.cluster
-    for role, problem in find_problems(placement):
-        yield f"placement.{role}", problem
+    for role, problem in find_problems(config.placements):
+        yield placement_key(role), problem
     if placement.auto:
         yield from _check_auto_placement(config)
     if (placement.auto or placement.roles) and cluster.debug:
@@ -46,11 +46,11 @@ def check_placement(config: "RunConfig") -> Iterator[Problem]:
                 f"tasks.{index}.prefers",
                 f"{task.prefers!r} needs engines with devices of their own (placement.engine)",
             )
-    for role, text in placement.roles.items():
+    for role, text in config.placements.items():
         if text == ANYWHERE and cluster.kind == "local":
-            yield f"placement.{role}", "'anywhere' needs cluster.kind: ray"
-        if role in ("learner", "reward") and text == ANYWHERE:
-            yield f"placement.{role}", f"cannot be 'anywhere' for {role}: name devices, or leave it out"
+            yield placement_key(role), "'anywhere' needs cluster.kind: ray"
+        if role == "learner" and text == ANYWHERE:
+            yield "placement.learner", "cannot be 'anywhere' for the learner: name devices, or leave it out"
     if placement.engine == ANYWHERE and config.weights.channel == "shared_memory" and not config.weights.directory:
         yield (
             "weights.channel",

@@ -101,9 +101,6 @@ def check_rollout_workers(config: "RunConfig") -> Iterator[Problem]:
             "'object_store' cannot be combined with rollout.workers: their engines are no workers of Ray. Use distributed",
         )
     yield from _check_worker_placement(config.placement)
-    for index, task in enumerate(config.tasks):
-        if task.judge is not None:
-            yield f"tasks.{index}.judge", "cannot be combined with rollout.workers: each would start engines of its own"
 
 
 def _check_worker_placement(placement: PlacementConfig) -> Iterator[Problem]:

@@ -72,6 +72,7 @@ def check_import_paths(config: "RunConfig", under: str = "") -> None:
         ("agent", task.agent.function, f"tasks.{i}.agent.function") for i, task in enumerate(config.tasks) if task.agent
     ]
     named += [("group sampler", config.rollout.sampler or "", "rollout.sampler")]
+    named += [("role", role.factory, f"roles.{name}.factory") for name, role in config.roles.items()]
     for kind, name, key in named:
         if ":" in name and key.startswith(under):
             check_import_path(name, kind, key)

@@ -1,6 +1,6 @@
 """Everything that the parts of a run are started with."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +8,7 @@ from pathlib import Path
 from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.cluster.placement import Placement
 from antiphon.core.deadlines import Deadlines
+from antiphon.learning.roles import Ask
 from antiphon.record.events import Events
 from antiphon.run.config import RunConfig
 from antiphon.run.placement import resolve_placement
@@ -24,6 +25,7 @@ class LaunchContext:
         deadlines: Bounds all waits.
         events: Records what engines do.
         report: Receives messages for the user.
+        roles: What asks each role of the user's own.
     """
 
     cluster: Cluster
@@ -32,6 +34,7 @@ class LaunchContext:
     deadlines: Deadlines = field(default_factory=Deadlines)
     events: Events = field(default_factory=Events)
     report: Callable[[str], None] = print
+    roles: Mapping[str, Ask] = field(default_factory=dict)
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
 """Starting the models that a run trains and asks."""
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from antiphon.learning.learner import (
 )
 from antiphon.learning.parallel.rank_group import RankGroup
 from antiphon.learning.remote import RemoteTrainer
+from antiphon.learning.roles import Ask, Role
 from antiphon.learning.stages import resolve_stages
 from antiphon.learning.step import StepPipeline, Wait, wait_forever
 from antiphon.learning.token_recorder import TokenRecorder
@@ -46,6 +47,7 @@ def make_step_pipeline(
     reference: Predictor | None = None,
     critics: Sequence[Trainer] = (),
     teachers: Sequence[Predictor] = (),
+    roles: Mapping[str, Ask] | None = None,
 ) -> StepPipeline:
     """Return the stages of a training step, which turn groups into updates of learner and critics."""
     return StepPipeline(
@@ -61,6 +63,7 @@ def make_step_pipeline(
         loss=declaration_of(resolve_loss(config.algorithm)),
         stages=resolve_stages(config.learner),
         max_tokens=config.rollout.sampling.max_tokens,
+        roles={name: Role(name, ask) for name, ask in (roles or {}).items()},
     )
 
 
@@ -72,9 +75,13 @@ def make_local_training(
     wait: Wait = wait_forever,
     fetch: Fetch = identity,
     record: RunLineage | None = None,
+    roles: Mapping[str, Ask] | None = None,
 ) -> LocalTraining:
-    """Return a backend that trains `models` and records tokens in `record`; see `LocalTraining` for other arguments."""
-    pipeline = make_step_pipeline(config, models.learner, models.reference, models.critics, models.teachers)
+    """Return a backend that trains `models`.
+
+    It records tokens in `record`, and its stages ask `roles`; see `LocalTraining` for the other arguments.
+    """
+    pipeline = make_step_pipeline(config, models.learner, models.reference, models.critics, models.teachers, roles)
     if (names := tuple(dict.fromkeys(config.record.token_stats))) and record is not None:
         run = record.directory.path
         recorder = TokenRecorder(names=names, learner=models.learner, run=run, lineage=record.lineage)
@@ -88,7 +95,7 @@ async def start_training(context: LaunchContext, model: Path, record: RunLineage
     if context.config.rollout.workers:
         return await _start_trainer(context, model, record, wait)
     models, workers = await start_models(context, model)
-    return make_local_training(context.config, models, workers, wait=wait, record=record)
+    return make_local_training(context.config, models, workers, wait=wait, record=record, roles=context.roles)
 
 
 async def _start_trainer(context: LaunchContext, model: Path, record: RunLineage, wait: Wait) -> RemoteTrainer:
@@ -96,7 +103,7 @@ async def _start_trainer(context: LaunchContext, model: Path, record: RunLineage
     config, at = context.config, context.placement.place("learner")
     place = at and replace(at, cores=(), gpus=context.placement.training_gpus)
     args = (str(model), config, record, context.placement)
-    trainer = RemoteTrainer(context.cluster.spawn(TRAINER, TRAINER_WORKER, *args, place=place), wait)
+    trainer = RemoteTrainer(context.cluster.spawn(TRAINER, TRAINER_WORKER, *args, place=place), wait, context.roles)
     on, deadline, key = "the trainer to start its models", config.learner.timeout, "learner.timeout"
     await context.deadlines.wait(trainer.started(), name="start", owner="run", on=on, deadline=deadline, key=key)
     return trainer

@@ -21,7 +21,7 @@ from antiphon.run.launch.agents import start_agents
 from antiphon.run.launch.context import LaunchContext
 from antiphon.run.launch.engines import EngineStarter, start_engines
 from antiphon.run.launch.environments import make_environments
-from antiphon.run.launch.graders import Graders
+from antiphon.run.launch.graders import Graders, Judges
 from antiphon.tasks.grading.router import RewardRouter
 from antiphon.tasks.rendering import Renderer
 
@@ -66,7 +66,7 @@ async def start_rollouts(
         sampling={task.name: task.sampling.apply(config.rollout.sampling.sampling()) for task in config.tasks},
     )
     group_scoring = _make_group_scoring(context, episodes, graders.router)
-    return LocalRollouts(pool, episodes, group_scoring=group_scoring, judges=graders.judges)
+    return LocalRollouts(pool, episodes, group_scoring=group_scoring, judges=graders.judges.pools)
 
 
 def _make_group_scoring(context: LaunchContext, episodes: EpisodeRunner, router: RewardRouter) -> GroupScoring | None:
@@ -79,21 +79,26 @@ def _make_group_scoring(context: LaunchContext, episodes: EpisodeRunner, router:
     return GroupScoring(episodes, router.score_group, tasks, rollout.group_size, context.deadlines, longest)
 
 
-async def start_rollout_workers(context: LaunchContext, model: Path, lineage: RunLineage) -> RolloutWorkers:
-    """Start rollout workers, of which each starts its share of the engines with `start_rollouts`."""
+async def start_rollout_workers(
+    context: LaunchContext, model: Path, lineage: RunLineage, judges: Judges
+) -> RolloutWorkers:
+    """Start rollout workers, of which each starts its share of the engines with `start_rollouts`; all ask the same judges."""
     rollout = context.config.rollout
-    starter = _WorkerStarter(context, model, lineage)
+    starter = _WorkerStarter(context, model, lineage, judges)
     ready = asyncio.gather(*map(starter.start, range(rollout.workers)))
     on, deadline, key = "rollout workers to start their engines", rollout.timeout, "rollout.timeout"
     workers = await context.deadlines.wait(ready, name="start", owner="run", on=on, deadline=deadline, key=key)
-    return RolloutWorkers(workers, context.deadlines, rollout, start=starter.start, on_loss=context.report)
+    return RolloutWorkers(
+        workers, context.deadlines, rollout, start=starter.start, on_loss=context.report, judges=judges.pools
+    )
 
 
 class _WorkerStarter:
     """Starts rollout workers, each with an equal share of the engines."""
 
-    def __init__(self, context: LaunchContext, model: Path, lineage: RunLineage) -> None:
+    def __init__(self, context: LaunchContext, model: Path, lineage: RunLineage, judges: Judges) -> None:
         self._context = context
+        self._judges = judges
         self._model = model
         self._lineage = lineage
         self._share = context.config.engine.replicas // context.config.rollout.workers
@@ -109,7 +114,7 @@ class _WorkerStarter:
         place = at and replace(at, cores=(), gpus=gpus_of(each.place for each in devices))
         args = (serial, str(self._model), self._config, devices, self._lineage, context.events.enabled)
         handle = context.cluster.spawn(f"rollout-{serial}", ROLLOUT_WORKER, *args, place=place)
-        worker = RolloutWorker(handle, number, context.events, context.report)
+        worker = RolloutWorker(handle, number, context.events, context.report, self._judges.answerers)
         try:
             await worker.started()
         except BaseException:  # it belongs to nobody, and may hang

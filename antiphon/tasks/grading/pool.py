@@ -21,8 +21,8 @@ import asyncio
 import itertools
 import pickle
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass, fields, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -31,13 +31,12 @@ from antiphon.core.errors import ConfigError, DataError, StallError, WorkerDiedE
 from antiphon.core.processes.child import describe_exit
 from antiphon.core.types import Prompt, Score, ScoreStatus
 from antiphon.tasks.base import Transcript
-from antiphon.tasks.config import GradingConfig
 from antiphon.tasks.grading.gpus import GpuAssigner
 from antiphon.tasks.grading.worker import Graded
 from antiphon.tasks.grading.worker_process import (
     START_SECONDS,
     Grading,
-    RewardSpecs,
+    PoolSettings,
     WorkerLauncher,
     WorkerProcess,
 )
@@ -61,39 +60,39 @@ class GradingStats:
     processes: int = 0
     failed_starts: int = 0
 
+    @staticmethod
+    def sum(every: "Iterable[GradingStats]") -> "GradingStats":
+        """Return the sums of several statistics."""
+        return GradingStats(*map(sum, zip((0,) * len(fields(GradingStats)), *map(astuple, every), strict=True)))
+
 
 class GradingPool:
     """Scores transcripts in processes. Use as `async with`; leaving it leaves no process behind."""
 
     def __init__(
         self,
-        rewards: RewardSpecs,
-        config: GradingConfig,
+        settings: PoolSettings,
         deadlines: Deadlines,
-        group_rewards: RewardSpecs | None = None,
         cores: Sequence[int] = (),
         gpus: GpuAssigner | None = None,
-        confined: bool = False,
+        where: str = "",
     ) -> None:
         """Create a pool.
 
         Args:
-            rewards: Reward of each task.
-            config: Number of workers, deadline of a grading and confinement.
+            settings: Rewards, number of workers, deadline of a grading and confinement.
             deadlines: Bounds the waits for starts and gradings.
-            group_rewards: Group reward of each task that has one.
             cores: Cores that workers, and what they start, run on; empty for all.
             gpus: Assigns one GPU to each worker; None if workers see all.
-            confined: Workers can use Python and nothing else of this machine.
+            where: Where the pool is, for the records of verdicts; empty for the run's own process.
         """
-        self._rewards = dict(rewards)
-        self._group_rewards = dict(group_rewards or {})
-        for registry, named in ((REWARDS, self._rewards), (GROUP_REWARDS, self._group_rewards)):
+        for registry, named in ((REWARDS, settings.rewards), (GROUP_REWARDS, settings.group_rewards)):
             for name, _ in named.values():
                 registry.check(name)
-        self._confined = confined
-        self._launcher = WorkerLauncher(self._rewards, self._group_rewards, config, deadlines, cores, gpus)
-        self._config = config
+        self._settings = settings
+        self._where = where
+        self._launcher = WorkerLauncher(settings, deadlines, cores, gpus)
+        self._config = config = settings.config
         self._deadlines = deadlines
         self._pending: deque[Grading] = deque()
         self._idle: list[WorkerProcess] = []
@@ -112,7 +111,7 @@ class GradingPool:
 
     async def __aenter__(self) -> Self:
         """Start all workers and wait until each has built all rewards; `ConfigError` if one cannot be built."""
-        if self._confined:
+        if self._settings.confined:
             await self._launcher.confine()
         loop = asyncio.get_running_loop()
         self._ready = [loop.create_future() for _ in range(self._config.workers)]
@@ -136,9 +135,10 @@ class GradingPool:
         Raises:
             WorkerDiedError: The pool cannot go on.
         """
-        if prompt.task not in self._rewards:
-            message = f"there is no reward for task {prompt.task!r}: {', '.join(self._rewards)} have one"
-            raise ConfigError(message, key="tasks", value=prompt.task, valid=self._rewards)
+        if prompt.task not in self._settings.rewards:
+            known = self._settings.rewards
+            message = f"there is no reward for task {prompt.task!r}: {', '.join(known)} have one"
+            raise ConfigError(message, key="tasks", value=prompt.task, valid=known)
         return (await self._grade(prompt, transcript)).score
 
     async def score_group(
@@ -238,9 +238,9 @@ class GradingPool:
 
     async def _start(self) -> WorkerProcess:
         """Start a worker and wait until it has built all rewards."""
-        worker = self._launcher.spawn()
-        self._workers.add(worker)
         self.stats.processes += 1
+        worker = self._launcher.spawn(f"process {self.stats.processes}{self._where}")
+        self._workers.add(worker)
         try:
             await self._launcher.wait_ready(worker)
         except BaseException:
@@ -346,7 +346,7 @@ class GradingPool:
             self.stats.scored += 1
         else:
             self.stats.ungraded += 1
-        succeed(grading.verdict, answer)
+        succeed(grading.verdict, _signed(answer, worker.name))
         now = asyncio.get_running_loop().time()
         self._grading_seconds += (max(now - worker.since, 1e-6) - self._grading_seconds) / 8
         worker.since = now  # the worker is at the next item
@@ -365,14 +365,16 @@ class GradingPool:
         if culprit is not None and culprit is worker.overdue:
             left.popleft()
             self.stats.timed_out += 1
-            succeed(culprit.verdict, Graded(Score.ungraded(f"timed out after {self._config.deadline:g} s")))
+            late = Graded(Score.ungraded(f"timed out after {self._config.deadline:g} s"))
+            succeed(culprit.verdict, _signed(late, worker.name))
         elif culprit is not None and worker.overdue is None:
             culprit.deaths += 1
             if culprit.deaths > 1:
                 left.popleft()
                 self.stats.died += 1
                 detail = f"the grading process died twice; the last time it {describe_exit(worker.child.exit_code)}"
-                succeed(culprit.verdict, Graded(Score(status=ScoreStatus.INFRASTRUCTURE, detail=detail)))
+                broken = Graded(Score(status=ScoreStatus.INFRASTRUCTURE, detail=detail))
+                succeed(culprit.verdict, _signed(broken, worker.name))
         self._pending.extendleft(reversed(left))
 
     def _fail(self, error: BaseException) -> None:
@@ -382,3 +384,9 @@ class GradingPool:
         futures: list[asyncio.Future[Any]] = [*self._ready, *(grading.verdict for grading in waiting)]
         for future in futures:
             fail(future, self._broken)
+
+
+def _signed(answer: Graded, grader: str) -> Graded:
+    """Return a verdict that names its grader."""
+    siblings = tuple(replace(score, grader=grader) for score in answer.siblings)
+    return Graded(replace(answer.score, grader=grader), siblings)

@@ -7,11 +7,11 @@ never holds up the others. A reward that is `async def` waits for someone else t
 import asyncio
 import inspect
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import fields, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import AntiphonError, ConfigError, WorkerDiedError
@@ -19,27 +19,13 @@ from antiphon.core.types import Prompt, Score, ScoreStatus
 from antiphon.core.user_errors import describe_error
 from antiphon.tasks.base import FLAG_PREFIX, AsyncReward, Generate, Transcript, UnreachableError, as_score
 from antiphon.tasks.config import GradingConfig, TaskConfig
-from antiphon.tasks.grading.gpus import GpuAssigner
-from antiphon.tasks.grading.pool import GradingPool, GradingStats
+from antiphon.tasks.grading.pool import GradingStats
+from antiphon.tasks.grading.pools import Grader, GradingPools, Pools, start_together
 from antiphon.tasks.grading.worker import marked
-from antiphon.tasks.grading.worker_process import RewardSpecs
+from antiphon.tasks.grading.worker_process import PoolSettings
 from antiphon.tasks.rewards import COMPOSED, build_reward, is_asynchronous, reads_only_text
 from antiphon.tasks.rewards.composed import Composition
-
-
-class Grader(Protocol):
-    """Runs rewards. Use as `async with`."""
-
-    stats: GradingStats
-
-    async def __aenter__(self) -> Any: ...
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    async def score(self, prompt: Prompt, transcript: Transcript) -> Score:
-        """Return the score by the task's reward, or the reason why there is none."""
+from antiphon.tasks.rewards.reward_model import ClassifierOptions, Classify, iterate_classifiers
 
 
 class _Pool(NamedTuple):
@@ -91,6 +77,7 @@ class AsyncGrader:
             try:
                 async with limit:
                     score = marked(as_score(await self._reward(prompt, transcript)), prompt, transcript)
+                    score = replace(score, grader="the run's process")
             except Exception as error:  # noqa: BLE001 - named boundary: user code
                 return self._failed(error, limit.expired())
         if score.status is ScoreStatus.SCORED:
@@ -119,8 +106,8 @@ class RewardRouter:
         config: GradingConfig,
         deadlines: Deadlines,
         generate: Mapping[str, Generate] | None = None,
-        cores: Sequence[int] = (),
-        gpus: Sequence[str] | None = None,
+        classify: Mapping[ClassifierOptions, Classify] | None = None,
+        make_pools: Callable[[Sequence[PoolSettings]], Pools] | None = None,
     ) -> None:
         """Set up the pools and graders of all tasks.
 
@@ -129,64 +116,62 @@ class RewardRouter:
             config: The run's settings, for tasks without `grading` of their own.
             deadlines: Deadlines of all waits.
             generate: For each task with a judge, the callable that queries it.
-            cores: CPU cores that processes are held to; empty is all.
-            gpus: GPUs of which each process sees one; empty hides all GPUs, None leaves them as they are.
+            classify: For each reward model, the callable that queries it.
+            make_pools: Makes the pools of processes; by default they are on this machine, and see its devices.
         """
-        shared = None if gpus is None else GpuAssigner(gpus)  # by all pools
         self._of: dict[str, Grader] = {}
-        self._together: dict[str, GradingPool] = {}  # of tasks whose siblings are judged together
         self._ranges = {task.name: task.reward_range for task in tasks if task.reward_range}
         self._compositions: dict[str, Composition] = {}
-        self._exits = AsyncExitStack()
-        alone: dict[_Pool, RewardSpecs] = {}
-        together: dict[_Pool, RewardSpecs] = {}
+        self._stop: Callable[[], Awaitable[None]] | None = None
+        alone: dict[_Pool, dict[str, Any]] = {}
+        together: dict[_Pool, dict[str, Any]] = {}
         for task in (each for each in tasks if not each.route):
-            own, settings = (task.name, task.grading) if task.grading else ("", config)
+            own, grading = (task.name, task.grading) if task.grading else ("", config)
             for name, (reward, options) in self._apart(task).items():
                 if is_asynchronous(reward):
-                    asking = {"generate": generate[task.name]} if generate and task.name in generate else {}
-                    self._of[name] = AsyncGrader(name, reward, {**options, **asking}, task.grading or config)
+                    asking: dict[str, Any] = {}
+                    if generate and task.name in generate:
+                        asking["generate"] = generate[task.name]
+                    if classify and (models := [*iterate_classifiers(reward, options)]):
+                        asking["classify"] = classify[models[0]]
+                    self._of[name] = AsyncGrader(name, reward, {**options, **asking}, grading)
                 else:
-                    alone.setdefault(_Pool(own, _confined(reward, options, settings)), {})[name] = reward, options
+                    alone.setdefault(_Pool(own, _confined(reward, options, grading)), {})[name] = reward, options
             if task.group_reward:
                 judged = task.group_reward, task.group_reward_options
-                together.setdefault(_Pool(own, _confined(*judged, settings)), {})[task.name] = judged
+                together.setdefault(_Pool(own, _confined(*judged, grading)), {})[task.name] = judged
         own_settings = {task.name: task.grading for task in tasks if task.grading}
-        for key in alone.keys() | together.keys():
-            rewards, groups = alone.get(key, {}), together.get(key, {})
-            pool = GradingPool(
-                rewards, own_settings.get(key.task, config), deadlines, groups, cores, shared, confined=key.confined
+        settings = [
+            PoolSettings(
+                rewards=alone.get(key, {}),
+                group_rewards=together.get(key, {}),
+                config=own_settings.get(key.task, config),
+                confined=key.confined,
             )
-            self._of |= dict.fromkeys(rewards, pool)
-            self._together |= dict.fromkeys(groups, pool)
+            for key in alone.keys() | together.keys()
+        ]
+        self._pools = (make_pools or partial(GradingPools, deadlines=deadlines))(settings)
+        self._of |= {name: self._pools for each in settings for name in each.rewards}
 
     @property
     def _all(self) -> set[Grader]:
-        return {*self._of.values(), *self._together.values()}
+        return {*self._of.values(), self._pools}
 
     @property
     def stats(self) -> GradingStats:
         """Sums of the statistics of all graders."""
-        every = [grader.stats for grader in self._all]
-        return GradingStats(*(sum(getattr(stats, field.name) for stats in every) for field in fields(GradingStats)))
+        return GradingStats.sum(grader.stats for grader in self._all)
 
     async def __aenter__(self) -> Self:
         """Start all that grades, at once; `ConfigError` if a reward cannot be built."""
-        starts = [asyncio.ensure_future(self._exits.enter_async_context(each)) for each in self._all]
-        try:
-            await asyncio.gather(*starts)
-        except BaseException:
-            for start in starts:
-                start.cancel()
-            await asyncio.gather(*starts, return_exceptions=True)
-            await self._exits.aclose()
-            raise
+        self._stop = await start_together(self._all)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._exits.aclose()
+        if self._stop is not None:
+            await self._stop()
 
     async def score(self, prompt: Prompt, transcript: Transcript) -> Score:
         """Return the score by the task's reward, or the reason why there is none.
@@ -224,7 +209,7 @@ class RewardRouter:
         self, prompt: Prompt, transcripts: Sequence[Transcript], scores: Sequence[Score]
     ) -> tuple[Score, ...]:
         """Return the final scores of siblings by the task's group reward: of all siblings, or of none."""
-        judged = await self._together[prompt.task].score_group(prompt, transcripts, scores)
+        judged = await self._pools.score_group(prompt, transcripts, scores)
         return tuple(self._in_range(prompt.task, score) for score in judged)
 
     def _in_range(self, task: str, score: Score) -> Score:

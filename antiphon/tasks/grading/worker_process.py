@@ -35,12 +35,29 @@ from antiphon.tasks.grading.worker import (
 
 START_SECONDS = 120.0  # a worker imports sympy or a user's package; on a loaded machine that takes a while
 
-RewardSpecs = dict[str, tuple[str, Mapping[str, Any]]]  # task -> name and options of its reward
+RewardSpecs = Mapping[str, tuple[str, Mapping[str, Any]]]  # task -> name and options of its reward
 
 _CONFINE = (
     "from antiphon.sandbox.isolation.confinement import confine; "
     "confine({level}, {readable}, user_namespace={user_namespace}); "
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSettings:
+    """What the processes of one pool grade, and how.
+
+    Attributes:
+        rewards: Reward of each task.
+        group_rewards: Group reward of each task that has one.
+        config: Number of processes, deadline of a grading and confinement.
+        confined: Processes can use Python and nothing else of their machine.
+    """
+
+    rewards: RewardSpecs
+    group_rewards: RewardSpecs = field(default_factory=dict)
+    config: GradingConfig
+    confined: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +76,7 @@ class Grading:
 class WorkerProcess:
     """One worker process, and the gradings that it has not answered."""
 
+    name: str  # as records of verdicts have it
     child: Child
     connection: FrameConnection
     received: asyncio.Queue[bytes | None]  # frames; None at the end
@@ -92,25 +110,20 @@ class WorkerLauncher:
 
     def __init__(
         self,
-        rewards: RewardSpecs,
-        group_rewards: RewardSpecs,
-        config: GradingConfig,
+        settings: PoolSettings,
         deadlines: Deadlines,
         cores: Sequence[int],
         gpus: GpuAssigner | None,
     ) -> None:
-        """Create a launcher of workers that build these rewards.
+        """Create a launcher of workers that build the rewards of a pool.
 
         Args:
-            rewards: Reward of each task.
-            group_rewards: Group reward of each task that has one.
-            config: Settings of the pool.
+            settings: Settings of the pool.
             deadlines: Bounds the waits for a start.
             cores: Cores that workers run on; empty for all.
             gpus: Assigns one GPU to each worker; None if workers see all.
         """
-        self._rewards, self._group_rewards = rewards, group_rewards
-        self._config = config
+        self._settings = settings
         self._deadlines = deadlines
         self._cores = tuple(cores)
         self._gpus = gpus
@@ -118,9 +131,9 @@ class WorkerLauncher:
 
     async def confine(self) -> None:
         """Confine the workers that are started from now on."""
-        self._confinement = await asyncio.to_thread(_confinement, self._config)
+        self._confinement = await asyncio.to_thread(_confinement, self._settings.config)
 
-    def spawn(self) -> WorkerProcess:
+    def spawn(self, name: str) -> WorkerProcess:
         """Start a process and tell it which rewards to build."""
         gpu = self._gpus.acquire() if self._gpus else None
         ours, theirs = socket.socketpair()
@@ -139,8 +152,9 @@ class WorkerLauncher:
             raise
         received = asyncio.Queue[bytes | None]()
         connection = FrameConnection(ours, received.put_nowait, lambda: received.put_nowait(None), limit=LONGEST_ANSWER)
-        worker = WorkerProcess(child, connection, received, gpu)
-        worker.send(SetUp(self._rewards, self._group_rewards, os.getpid(), pack_objects()))
+        worker = WorkerProcess(name, child, connection, received, gpu)
+        rewards, group_rewards = self._settings.rewards, self._settings.group_rewards
+        worker.send(SetUp(rewards, group_rewards, os.getpid(), pack_objects()))
         return worker
 
     async def wait_ready(self, worker: WorkerProcess) -> None:

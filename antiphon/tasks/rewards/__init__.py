@@ -32,7 +32,8 @@ REWARDS = Registry(
     },
 )
 
-ASYNCHRONOUS = frozenset({"judge"})  # listed, because importing the others is slow
+ASYNCHRONOUS = frozenset({"judge", "reward_model"})  # listed, because importing the others is slow
+IN_WORKERS = frozenset({"reward_model"})  # that ask a model in workers of the run
 COMPOSED = frozenset({"composed"})  # rewards whose option `parts` names others
 
 USING_RESOURCES = frozenset({"code", "judge", "reward_model"})  # sandboxes, the network, devices

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -48,7 +49,11 @@ class Composition:
                 raise ConfigError(f"composed: part {name!r} has a gate {unknown.pop()!r}, which is no other part")
 
     def score(self, scores: Mapping[str, Score]) -> Score:
-        """Combine the scores of the parts."""
+        """Combine the scores of the parts, and name all their graders."""
+        graders = ", ".join(dict.fromkeys(score.grader for score in scores.values() if score.grader))
+        return replace(self._combine(scores), grader=graders)
+
+    def _combine(self, scores: Mapping[str, Score]) -> Score:
         for status in (ScoreStatus.INFRASTRUCTURE, ScoreStatus.UNGRADED):
             for name, score in scores.items():
                 if score.status is status:

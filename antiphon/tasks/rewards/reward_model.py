@@ -1,47 +1,63 @@
-"""The score of a reward model, which `antiphon reward-model` trains."""
+"""The score of a reward model, which `antiphon reward-model` trains. The model is in workers that all tasks share."""
 
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-import torch
-from transformers import AutoModelForSequenceClassification
-
-from antiphon.core.errors import DataError
+from antiphon.core.errors import ConfigError
 from antiphon.core.types import Message, Prompt, Score
 from antiphon.tasks.base import Transcript
-from antiphon.tasks.rendering import Renderer
+from antiphon.tasks.rewards import COMPOSED, IN_WORKERS
+
+Classify = Callable[[Sequence[Message]], Awaitable[float]]  # the score of a conversation that ends with a response
+
+
+class ClassifierOptions(NamedTuple):
+    """Options of a reward model: equal ones share its workers."""
+
+    path: str  # directory of the model and its tokenizer
+    device: str = "cpu"
+    workers: int = 1
+    batch_tokens: int = 16384  # most tokens of a batch, padding included
 
 
 class RewardModel:
     """The logit of a sequence classifier of transformers with one label, at the last token of the conversation."""
 
-    def __init__(self, path: str, device: str = "cpu") -> None:
-        """Load the model and tokenizer in the directory `path`; each grading worker holds a copy of its own.
+    def __init__(
+        self,
+        path: str,
+        device: str = "cpu",
+        workers: int = 1,
+        batch_tokens: int = 16384,
+        classify: Classify | None = None,
+    ) -> None:
+        """Score with the run's workers of a model.
 
-        Raises:
-            DataError: There is no model, or it has more than one label.
+        Args:
+            path: Directory of the model and its tokenizer.
+            device: Device of each worker.
+            workers: Workers that hold the model; conversations that wait are read together.
+            batch_tokens: Most tokens that a worker reads at once, padding included.
+            classify: Asks the workers; the run provides it.
         """
-        if not (Path(path) / "config.json").is_file():
-            raise DataError(f"path {path!r}: there is no such model directory")
-        torch.set_num_threads(1)
-        self._renderer = Renderer(path)
-        self._model = (
-            AutoModelForSequenceClassification.from_pretrained(path, trust_remote_code=False).to(device).eval()
-        )
-        if self._model.config.num_labels != 1:
-            raise DataError(
-                f"path {path!r}: the model has {self._model.config.num_labels} labels, a reward model has 1"
-            )
+        if classify is None:
+            raise ConfigError("reward_model runs in workers of a run, and there are none here", value=path)
+        self._classify = classify
 
-    def __call__(self, prompt: Prompt, transcript: Transcript) -> Score:
+    async def __call__(self, prompt: Prompt, transcript: Transcript) -> Score:
         """Score the last response, with an end-of-sequence token as in training; ungraded if there is none."""
         last = max((i for i, m in enumerate(transcript.messages) if m.role == "assistant"), default=None)
         if last is None:
             return Score.ungraded("there is no response")
-        with torch.inference_mode():
-            return Score.of(self._model(self._tokens(transcript.messages[: last + 1])).logits.item())
+        return Score.of(await self._classify(transcript.messages[: last + 1]))
 
-    def _tokens(self, messages: tuple[Message, ...]) -> torch.Tensor:
-        """Return the tokens [1, L] of a conversation that ends with a response."""
-        prompt = self._renderer.encode_prompt(messages[:-1])
-        response = self._renderer.encode_response(messages[-1].content)
-        return torch.tensor([[*prompt.tolist(), *response.tolist()]], device=self._model.device)
+
+def iterate_classifiers(reward: str, options: Mapping[str, Any]) -> Iterator[ClassifierOptions]:
+    """Yield the options of each model that a reward or a part of it asks; invalid ones are left to `build_reward`."""
+    parts = options.get("parts") if reward in COMPOSED else None
+    for part in parts.values() if isinstance(parts, Mapping) else ():
+        if isinstance(part, Mapping):
+            yield from iterate_classifiers(str(part.get("reward")), part.get("options") or {})
+    plain = all(isinstance(value, str | int) for value in options.values())
+    if reward in IN_WORKERS and plain and {"path"} <= options.keys() <= {*ClassifierOptions._fields}:
+        yield ClassifierOptions(**options)

@@ -23,7 +23,7 @@ WORKERS = {"learner": 1, "engine": 2}
 
 
 def placed(nodes=LARGE, workers=WORKERS, **roles):
-    return assign_devices(PlacementConfig(**roles), nodes, workers)
+    return assign_devices(roles, nodes, workers)
 
 
 def test_gpus_are_counted_through_nodes_and_within_a_class():

@@ -16,7 +16,7 @@ PROMPT = Prompt(id="p", task="t", messages=())
 HERE = "tests.unit.rollout.blocking_worlds:"
 
 
-def with_worlds(test, name="Odd", options=None, **config):
+def with_worlds(test, name="Odd", options=None, seconds=100.0, **config):
     """Run a test with a pool of its own."""
 
     async def body():
@@ -26,7 +26,7 @@ def with_worlds(test, name="Odd", options=None, **config):
             factory = "antiphon.tasks.environments.host:EnvironmentHost"
             return cluster.spawn(f"environment-{next(numbers)}", factory, HERE + name, options or {})
 
-        worlds = EnvironmentPool(EnvironmentPoolConfig(**config), spawn)
+        worlds = EnvironmentPool(EnvironmentPoolConfig(**config), spawn, seconds)
         try:
             await asyncio.wait_for(test(worlds), 100)
         finally:
@@ -102,7 +102,46 @@ def test_hung_environment_does_not_disturb_others():
         assert worlds.processes == 1
         await new.close()
 
+    with_worlds(body, seconds=0.2)
+
+
+def test_cancelled_calls_cost_no_process():
+    """As of attempts that are redundant or stale: the environment goes on, and hangs nobody."""
+
+    async def body(worlds):
+        first = worlds.make(PROMPT)
+        for _ in range(5):  # the process is still starting
+            world = worlds.make(PROMPT)
+            call = asyncio.ensure_future(world.reset(1))
+            await asyncio.sleep(0)
+            call.cancel()
+            await asyncio.wait([call])
+            await world.close()
+        pid = await pid_of(first)
+        later = worlds.make(PROMPT)
+        assert await pid_of(later) == pid and worlds.processes == 1
+        await first.close()
+        await later.close()
+
     with_worlds(body)
+
+
+def test_call_that_was_given_up_and_never_ends_retires_its_process():
+    async def body(worlds):
+        world = worlds.make(PROMPT)
+        pid = await pid_of(world)
+        call = asyncio.ensure_future(world.step("hang"))
+        await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.wait([call])
+        await world.close()
+        other = worlds.make(PROMPT)
+        assert await pid_of(other) == pid  # it may yet come back
+        await other.close()
+        while worlds.processes:
+            await asyncio.sleep(0.01)
+
+    with_worlds(body, seconds=1.0)
 
 
 def test_one_that_dies_takes_along_only_its_process():

@@ -22,6 +22,7 @@ from antiphon.core.types import Message, Prompt, Score, ScoreStatus
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.config import GradingConfig
 from antiphon.tasks.grading.pool import GradingPool
+from antiphon.tasks.grading.worker_process import PoolSettings
 from tests.raising import raises_with
 
 OBEY: tuple[str, dict[str, Any]] = ("tests.unit.tasks.hostile_rewards:obey", {})
@@ -31,7 +32,7 @@ Rewards = dict[str, tuple[str, dict[str, Any]]]
 
 def pool(workers: int = 1, deadline: float = 2.0, rewards: Rewards | None = None) -> GradingPool:
     config = GradingConfig(workers=workers, deadline=deadline)
-    return GradingPool(rewards or {"obey": OBEY}, config, Deadlines())
+    return GradingPool(PoolSettings(rewards=rewards or {"obey": OBEY}, config=config), Deadlines())
 
 
 def prompt(payload: Any, task: str = "obey") -> Prompt:
@@ -305,7 +306,10 @@ HERE = "(its place)"
 )
 def test_a_group_is_judged_whole_or_not_at_all(payload: Any, values: list[Any], status: str, detail: str) -> None:
     together = {"obey": ("tests.unit.tasks.hostile_rewards:places", {})}
-    grading = GradingPool({"obey": OBEY}, GradingConfig(workers=1, deadline=1.0), Deadlines(), together)
+    grading = GradingPool(
+        PoolSettings(rewards={"obey": OBEY}, group_rewards=together, config=GradingConfig(workers=1, deadline=1.0)),
+        Deadlines(),
+    )
     alone = [Score.of(value) for value in (0.9, 0.1, 0.5)]
 
     async def body(grading: GradingPool) -> Any:
@@ -320,9 +324,16 @@ def test_a_group_is_judged_whole_or_not_at_all(payload: Any, values: list[Any], 
 def test_group_reward_that_cannot_be_built_ends_the_run() -> None:
     together = {"obey": ("duplicates", {"penalt": 1.0})}
     with raises_with(ConfigError, match="'penalt'", value="duplicates"):
-        graded(GradingPool({"obey": OBEY}, GradingConfig(), Deadlines(), together))
+        graded(
+            GradingPool(
+                PoolSettings(rewards={"obey": OBEY}, group_rewards=together, config=GradingConfig()), Deadlines()
+            )
+        )
     with raises_with(ConfigError, value="duplicate", suggestions=("duplicates",)):
-        GradingPool({"obey": OBEY}, GradingConfig(), Deadlines(), {"obey": ("duplicate", {})})
+        GradingPool(
+            PoolSettings(rewards={"obey": OBEY}, group_rewards={"obey": ("duplicate", {})}, config=GradingConfig()),
+            Deadlines(),
+        )
 
 
 def in_one_batch(tmp_path: Any, *payloads: str) -> tuple[list[Score], list[str]]:

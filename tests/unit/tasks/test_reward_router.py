@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from antiphon.tasks.base import Transcript, UnreachableError
 from antiphon.tasks.config import GradingConfig, PromptsConfig, TaskConfig
 from antiphon.tasks.grading.gpus import GpuAssigner
 from antiphon.tasks.grading.pool import GradingPool
+from antiphon.tasks.grading.pools import GradingPools
 from antiphon.tasks.grading.router import RewardRouter
+from antiphon.tasks.grading.worker_process import PoolSettings
 from antiphon.tasks.rewards import is_asynchronous
 from tests.unit.tasks.test_grading import EMPTY, OBEY, children, prompt
 
@@ -82,7 +85,9 @@ async def until(graders: GradingPool, done: Callable[[], bool]) -> None:
 def test_pool_grows_with_its_queue_and_shrinks_when_idle() -> None:
     async def run() -> tuple[list[int], set[float | None]]:
         config = GradingConfig(workers=1, max_workers=3, idle_seconds=0.3, deadline=60.0)
-        async with GradingPool({"obey": ("tests.unit.tasks.hostile_rewards:Slow", {})}, config, Deadlines()) as pool:
+        async with GradingPool(
+            PoolSettings(rewards={"obey": ("tests.unit.tasks.hostile_rewards:Slow", {})}, config=config), Deadlines()
+        ) as pool:
             sizes = [len(children())]
             queue = [asyncio.ensure_future(pool.score(prompt(n), EMPTY)) for n in range(400)]
             await until(pool, lambda: len(children()) == 3)
@@ -109,7 +114,7 @@ def test_pool_survives_an_additional_worker_that_cannot_start(tmp_path: Any) -> 
     async def run() -> tuple[list[Score], GradingPool]:
         config = GradingConfig(workers=1, max_workers=4, deadline=60.0)
         rewards = {"obey": ("tests.unit.tasks.hostile_rewards:OnlyOne", {"path": str(tmp_path / "lock")})}
-        async with GradingPool(rewards, config, Deadlines()) as pool:
+        async with GradingPool(PoolSettings(rewards=rewards, config=config), Deadlines()) as pool:
             first = [asyncio.ensure_future(pool.score(prompt(n), EMPTY)) for n in range(30)]
             await until(pool, lambda: bool(pool.stats.failed_starts))
             return await asyncio.gather(*first), pool
@@ -128,7 +133,9 @@ def test_a_worker_that_cannot_come_back_at_once_is_tried_again(tmp_path: Any, mo
         rewards = {"obey": ("tests.unit.tasks.hostile_rewards:Flaky", {"path": str(path), "failures": failures})}
 
         async def run() -> list[Score]:
-            async with GradingPool(rewards, GradingConfig(deadline=60.0), Deadlines()) as pool:
+            async with GradingPool(
+                PoolSettings(rewards=rewards, config=GradingConfig(deadline=60.0)), Deadlines()
+            ) as pool:
                 return await asyncio.gather(*(pool.score(prompt(payload), EMPTY) for payload in (1, "exit", 2)))
 
         return asyncio.run(run())
@@ -279,7 +286,9 @@ def seen(gpus: Any, workers: int, own: bool = False) -> Counter[str]:
         tasks = [task("a"), task("b", grading=GradingConfig(deadline=60.0))] if own else [task("a")]
         said: dict[float | None, str] = {}
         config = GradingConfig(workers=workers, deadline=60.0)
-        async with RewardRouter(tasks, config, Deadlines(), gpus=gpus) as graders:
+        async with RewardRouter(
+            tasks, config, Deadlines(), make_pools=partial(GradingPools, deadlines=Deadlines(), gpus=gpus)
+        ) as graders:
             while len(said) < workers + own:
                 asked = (graders.score(prompt("gpus", each.name), EMPTY) for each in tasks for _ in range(4))
                 said |= {score.value: score.detail for score in await asyncio.gather(*asked)}
@@ -307,7 +316,9 @@ def test_a_process_in_the_place_of_another_sees_its_gpu() -> None:
         return [before.detail, after.detail]
 
     async def run() -> list[str]:
-        async with GradingPool({"obey": OBEY}, GradingConfig(), Deadlines(), gpus=GpuAssigner(["0", "1"])) as pool:
+        async with GradingPool(
+            PoolSettings(rewards={"obey": OBEY}, config=GradingConfig()), Deadlines(), gpus=GpuAssigner(["0", "1"])
+        ) as pool:
             return await body(pool)
 
     assert asyncio.run(run()) == ["0", "0"]

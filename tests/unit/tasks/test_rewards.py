@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from antiphon.core.deadlines import Deadlines
-from antiphon.core.errors import ConfigError, DataError
+from antiphon.core.errors import ConfigError
 from antiphon.core.types import Message, Prompt, Sampling, Score, ScoreStatus, Turn
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.config import GradingConfig, PromptsConfig, TaskConfig
 from antiphon.tasks.grading.pool import GradingPool
+from antiphon.tasks.grading.worker_process import PoolSettings
 from antiphon.tasks.prompts import load_prompts
 from antiphon.tasks.rewards import build_reward
 from antiphon.tasks.rewards.extract import last_boxed, last_match
@@ -87,7 +88,9 @@ def test_answer_that_hangs_the_verifier_is_ungraded() -> None:
 
     async def run() -> list[Score]:
         config = GradingConfig(workers=1, deadline=1.5)
-        async with GradingPool({"t": (f"{__name__}:hangs_on_seven", {})}, config, Deadlines()) as pool:
+        async with GradingPool(
+            PoolSettings(rewards={"t": (f"{__name__}:hangs_on_seven", {})}, config=config), Deadlines()
+        ) as pool:
             prompt = ask({"answer": "5"})
             return await asyncio.gather(*(pool.score(prompt, answer(rf"\boxed{{{text}}}")) for text in responses))
 
@@ -177,14 +180,3 @@ def test_options_that_a_reward_does_not_take() -> None:
         build_reward("math", {"boxed": True})
     with pytest.raises(ConfigError, match="unexpected keyword argument 'patern'"):
         build_reward("exact_match", {"patern": "x"})
-
-
-def test_a_reward_model_is_a_classifier_with_one_label(model, tmp_path):
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    with pytest.raises(DataError, match="'no/such/place': there is no such model directory"):
-        build_reward("reward_model", {"path": "no/such/place"})
-    AutoModelForSequenceClassification.from_pretrained(model, num_labels=3).save_pretrained(tmp_path)
-    AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path)
-    with pytest.raises(DataError, match="has 3 labels, a reward model has 1"):
-        build_reward("reward_model", {"path": str(tmp_path)})

@@ -1,0 +1,158 @@
+"""Reward models in workers of their own: what they say, whatever is read beside it, and who shares them."""
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from antiphon.cluster.config import ClusterConfig
+from antiphon.cluster.local import LocalCluster
+from antiphon.core.config import load
+from antiphon.core.errors import ConfigError, DataError
+from antiphon.core.types import Message, Prompt, ScoreStatus
+from antiphon.run.config import RunConfig
+from antiphon.run.launch.context import LaunchContext
+from antiphon.run.launch.graders import start_graders
+from antiphon.tasks.base import Transcript
+from antiphon.tasks.rewards import build_reward
+from antiphon.tasks.rewards.classifier import Classifier, _Waiting, batches
+from antiphon.tasks.rewards.reward_model import ClassifierOptions, iterate_classifiers
+from tests.raising import raises_with
+
+
+def classifier_at(model, folder, **settings):
+    """Save a classifier that begins as the model of tests, and its tokenizer."""
+    torch.manual_seed(0)
+    made = AutoModelForSequenceClassification.from_pretrained(model, **{"num_labels": 1, **settings})
+    made.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def path(model, tmp_path_factory):
+    return classifier_at(model, tmp_path_factory.mktemp("classifier"))
+
+
+@pytest.fixture(scope="module", params=["padding token", "no padding token"])
+def loaded(request, model, tmp_path_factory):
+    """A classifier that knows how to pad, or does not, and the plain model of transformers beside it."""
+    pad = 0 if request.param == "padding token" else None
+    path = classifier_at(model, tmp_path_factory.mktemp("padded"), pad_token_id=pad)
+    return Classifier(path, "cpu"), AutoModelForSequenceClassification.from_pretrained(path).eval()
+
+
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=6), seed=st.integers(0, 2**16))
+@settings(max_examples=25, deadline=None)
+def test_a_conversation_has_its_score_whatever_is_read_beside_it(loaded, lengths, seed):
+    classifier, plain = loaded
+    draw = np.random.default_rng(seed)
+    conversations = [draw.integers(1, plain.config.vocab_size, size=length).astype(np.int32) for length in lengths]
+    with torch.inference_mode():
+        alone = [plain(torch.from_numpy(each)[None].long()).logits.item() for each in conversations]
+    assert classifier.score(conversations) == pytest.approx(alone, abs=1e-4)
+
+
+@given(lengths=st.lists(st.integers(1, 50), max_size=40), most=st.integers(50, 200))
+def test_batches_hold_each_conversation_once_and_no_more_tokens_than_allowed(lengths, most):
+    async def main():
+        loop = asyncio.get_running_loop()
+        return [
+            [len(each.tokens) for each in batch]
+            for batch in batches(
+                [_Waiting(np.zeros(length, np.int32), loop.create_future()) for length in lengths], most
+            )
+        ]
+
+    found = asyncio.run(main())
+    assert sorted(length for batch in found for length in batch) == sorted(lengths)
+    assert all(batch and len(batch) * max(batch) <= most for batch in found)
+
+
+def configured(tasks):
+    prompts = {"source": "jsonl", "path": "x"}
+    return load(
+        {
+            "name": "x",
+            "steps": 1,
+            "model": {"path": "x"},
+            "rollout": {"groups_per_step": 1, "group_size": 2, "sampling": {"max_tokens": 8}},
+            "tasks": [{"name": name, "prompts": prompts, **task} for name, task in tasks.items()],
+        },
+        model=RunConfig,
+    )
+
+
+def scored(config, *asked):
+    """Scores of (task, response), all asked at once, and the names of the workers that were started."""
+
+    async def main():
+        cluster = LocalCluster(ClusterConfig())
+        names, spawn = [], cluster.spawn
+        cluster.spawn = lambda name, *args, **more: names.append(name) or spawn(name, *args, **more)
+        try:
+            async with start_graders(LaunchContext(cluster=cluster, config=config)) as graders:
+                scores = await asyncio.gather(
+                    *(
+                        graders.router.score(
+                            Prompt(id="p", task=task, messages=(), payload={}),
+                            Transcript(
+                                [Message("user", "1+1="), *([Message("assistant", response)] if response else [])]
+                            ),
+                        )
+                        for task, response in asked
+                    )
+                )
+                return scores, names
+        finally:
+            await cluster.close()
+
+    return asyncio.run(main())
+
+
+def test_tasks_share_the_workers_of_a_model(path):
+    model = {"reward": "reward_model", "reward_options": {"path": path, "workers": 2}}
+    parts = {
+        "model": {"reward": "reward_model", "options": {"path": path, "workers": 2}},
+        "long": {"reward": "length", "options": {"low": 4, "high": 8}},
+    }
+    config = configured({"a": model, "b": model, "c": {"reward": "composed", "reward_options": {"parts": parts}}})
+    scores, names = scored(config, *[(task, response) for task in "abc" for response in ("2", "three")], ("a", ""))
+    first, second = scores[0].value, scores[1].value
+    same = pytest.approx([first, second], abs=1e-5)  # the last bits depend on what was read beside it
+    assert abs(first - second) > 1e-4 and [score.value for score in scores[2:4]] == same
+    assert [score.parts["model"] for score in scores[4:6]] == same
+    assert scores[6].status is ScoreStatus.UNGRADED
+    assert sorted(names) == ["reward-model-0-0", "reward-model-0-1"]
+
+
+def test_conversation_that_is_too_long_is_ungraded(path):
+    config = configured({"a": {"reward": "reward_model", "reward_options": {"path": path, "batch_tokens": 16}}})
+    (long, short), _ = scored(config, ("a", "1" * 40), ("a", "1"))
+    assert long.status is ScoreStatus.UNGRADED and "batch_tokens" in long.detail
+    assert short.status is ScoreStatus.SCORED
+
+
+def test_models_that_are_no_reward_models_end_the_start(model, tmp_path):
+    with raises_with(DataError, match="no/such/place"):
+        scored(configured({"a": {"reward": "reward_model", "reward_options": {"path": "no/such/place"}}}))
+    path = classifier_at(model, tmp_path, num_labels=3)
+    with raises_with(DataError, match="3 labels"):
+        scored(configured({"a": {"reward": "reward_model", "reward_options": {"path": path}}}))
+
+
+def test_options_that_a_reward_model_does_not_take(path):
+    with raises_with(ConfigError, match="speed"):
+        scored(configured({"a": {"reward": "reward_model", "reward_options": {"path": path, "speed": 3}}}))
+    with raises_with(ConfigError, value=path):
+        build_reward("reward_model", {"path": path})
+
+
+def test_models_are_found_in_parts_of_parts():
+    inner = {"reward": "composed", "options": {"parts": {"x": {"reward": "reward_model", "options": {"path": "m"}}}}}
+    found = iterate_classifiers("composed", {"parts": {"one": inner, "two": {"reward": "math"}}})
+    assert [*found] == [ClassifierOptions("m")]
