@@ -48,7 +48,8 @@ class _EnvironmentProcess:
 
     def _expect(self, number: int, due: float) -> None:
         """Retire the process unless it answers a call in time that nobody waits for any more."""
-        self._late[number] = asyncio.get_running_loop().call_at(due, self._pool.retire, self)
+        if number in self._calls:  # else the answer came as the caller gave up
+            self._late[number] = asyncio.get_running_loop().call_at(due, self._pool.retire, self)
 
     def _on_answer(self, event: tuple[int, bool, Any]) -> None:
         number, well, value = event

@@ -10,6 +10,7 @@ from antiphon.cluster.local import LocalCluster
 from antiphon.core.errors import SandboxError
 from antiphon.core.types import Prompt
 from antiphon.rollout.environment_pool import EnvironmentPool
+from antiphon.simulate.clock import run
 from antiphon.tasks.config import EnvironmentPoolConfig
 
 PROMPT = Prompt(id="p", task="t", messages=())
@@ -142,6 +143,46 @@ def test_call_that_was_given_up_and_never_ends_retires_its_process():
             await asyncio.sleep(0.01)
 
     with_worlds(body, seconds=1.0)
+
+
+class Silent:
+    """A process that is in this one, and answers what and when the test says."""
+
+    name = "silent"
+    killed = False
+
+    def send(self, method, *args):
+        pass
+
+    def on_event(self, callback):
+        self.answer = callback
+
+    def on_death(self, callback):
+        pass
+
+    def kill(self):
+        self.killed = True
+
+    async def close(self):
+        pass
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_answer_that_comes_as_its_caller_gives_up_is_not_waited_for(answers):
+    async def body():
+        process = Silent()
+        worlds = EnvironmentPool(EnvironmentPoolConfig(), lambda: process, 10.0)
+        call = asyncio.ensure_future(worlds.make(PROMPT).reset(1))
+        await asyncio.sleep(1)
+        call.cancel()
+        if answers:
+            process.answer((0, True, ("hello", {})))
+        await asyncio.sleep(20)
+        first = worlds.processes
+        worlds.make(PROMPT)
+        return first, worlds.processes
+
+    assert run(body()) == ((1, 1) if answers else (1, 2))  # the environment still holds its process
 
 
 def test_one_that_dies_takes_along_only_its_process():
