@@ -69,6 +69,8 @@ def init(
         shutil.copytree(source, directory, ignore=NOT_COPIED, dirs_exist_ok=True)
         if (config := directory / "config.yaml").is_file():
             config.rename(directory / "run.yaml")
+            for other in directory.glob("*.yaml"):  # which may change it
+                other.write_text(other.read_text(encoding="utf-8").replace("base: config.yaml", "base: run.yaml"))
         runs = sorted(file.name for file in directory.glob("*.yaml"))
         print(f"{directory}: {', '.join(sorted(file.name for file in directory.iterdir()))}")
         print(f"next: {' && '.join([f'cd {directory}', *_installs(directory), f'antiphon train {runs[0]}'])}")

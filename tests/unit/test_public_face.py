@@ -41,9 +41,9 @@ def test_importing_the_package_imports_no_numpy():
 
 def test_load_config_finds_modules_beside_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
-    recipe = (ROOT / "recipes" / "tiny_arithmetic").glob("*.yaml")
+    recipe = ROOT / "recipes" / "tiny_arithmetic" / "config.yaml"
     path = tmp_path / "run.yaml"
-    path.write_text(next(recipe).read_text())
+    path.write_text(recipe.read_text())
     config = antiphon.load_config(path, ["steps=3"])
     assert isinstance(config, antiphon.RunConfig) and config.steps == 3
     assert str(tmp_path) in sys.path
