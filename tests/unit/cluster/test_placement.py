@@ -23,7 +23,7 @@ WORKERS = {"learner": 1, "engine": 2}
 
 
 def placed(nodes=LARGE, workers=WORKERS, **roles):
-    return assign_devices(roles, nodes, workers)
+    return assign_devices(PlacementConfig(**roles).roles, nodes, workers)
 
 
 def test_gpus_are_counted_through_nodes_and_within_a_class():
@@ -44,7 +44,7 @@ def test_cores_are_named_or_counted_exclusively():
 
 
 def test_missing_devices_of_patient_roles_may_come_later():
-    config = PlacementConfig(engine="node0.gpu:0-1, node7.gpu:0-1, node2.gpu:0-1")
+    config = {"engine": "node0.gpu:0-1, node7.gpu:0-1, node2.gpu:0-1"}
     found = assign_devices(config, [*LARGE[:2], Node()], {"engine": 3}, patient=("engine",))
     assert found.place("engine", 0).gpus == ("0", "1")
     assert found.known_places("engine") == [found.place("engine", 0)]
@@ -59,7 +59,7 @@ def test_missing_devices_of_patient_roles_may_come_later():
 
 def test_what_a_node_had_keeps_its_numbers_when_it_has_left():
     left = [LARGE[0], replace(LARGE[1], id="", has_left=True), LARGE[2]]
-    config = PlacementConfig(engine="gpu:2-9", environment="cpu:8")
+    config = {"engine": "gpu:2-9", "environment": "cpu:8"}
     found = assign_devices(config, left, {"engine": 4}, patient=("engine",))
     assert [place and (place.node, place.gpus) for place in found.places["engine"]] == [
         ("a", ("2", "3")),
@@ -67,9 +67,9 @@ def test_what_a_node_had_keeps_its_numbers_when_it_has_left():
         None,
         ("c", ("0", "1")),
     ]
-    both = PlacementConfig(engine="node7.gpu:0", judge="node1.gpu:0")
+    both = {"engine": "node7.gpu:0", "judge": "node1.gpu:0"}
     assert not assign_devices(both, left, {"engine": 1, "judge": 1}, patient=("engine", "judge")).known_places("judge")
-    assert assign_devices(PlacementConfig(environment="node1.cpu:1"), LARGE, {}).place("environment").node == "b"
+    assert assign_devices({"environment": "node1.cpu:1"}, LARGE, {}).place("environment").node == "b"
     for role, lost in (("engine", "gpu:2-9"), ("environment", "node1.cpu:1"), ("learner", "node1.cpu:0-0")):
         with raises_with(ConfigError, match="node1 .* left", key=f"placement.{role}", value=lost):
             placed(left, **{role: lost})
@@ -104,6 +104,14 @@ def test_rewards_have_all_their_gpus_in_one_place():
     assert (place.node, place.gpus, place.cores) == ("a", ("2", "3"), (0, 1))
 
 
+@pytest.mark.parametrize("role", ["reward", "environment"])
+def test_what_runs_beside_all_others_has_one_place_on_each_node(role):
+    found = placed(**{role: "node1.cpu:0-1, node0.cpu:2-2"}).places[role]
+    assert [(place.node, place.cores) for place in found] == [("b", (0, 1)), ("a", (2,))]
+    assert [place.node for place in placed(**{role: "anywhere"}).places[role]] == [node.id for node in LARGE]
+    assert placed(reward="gpu:3-4").places["reward"][1].gpus == ("0",)
+
+
 @pytest.mark.parametrize(
     ("roles", "role", "device"),
     [
@@ -117,7 +125,7 @@ def test_rewards_have_all_their_gpus_in_one_place():
         ({"environment": "gpu:0"}, "environment", "node0.gpu:0"),
         ({"engine": "gpu:0-1", "reward": "gpu:1-2"}, "reward", "node0.gpu:1"),
         ({"learner": "gpu:0", "reward": "with learner"}, "reward", "node0.gpu:0"),
-        ({"reward": "gpu:3-4"}, "reward", "node0.gpu:3, node1.gpu:0"),
+        ({"learner": "gpu:0", "reward_model": "gpu:0"}, "reward_model", "node0.gpu:0"),
     ],
 )
 def test_conflicts_name_role_and_device(roles, role, device):
@@ -141,7 +149,7 @@ def test_text_that_names_no_devices_is_refused(text):
     ],
 )
 def test_invalid_placements_are_problems_of_their_role(roles):
-    assert {role for role, _ in find_problems(PlacementConfig(**roles))} == {*roles}
+    assert {role for role, _ in find_problems(roles)} == {*roles}
 
 
 parts = st.builds(
@@ -180,7 +188,8 @@ def test_placement_gives_each_worker_devices_of_one_node(roles, engines):
         for number in numbers
     }
     for role, places in found.places.items():
-        assert len(places) == (workers.get(role) or 1)
+        by_node = role in ("reward", "environment")
+        assert len(places) == (len({place.node for place in places}) if by_node else workers.get(role) or 1)
         for number, place in enumerate(places):
             own = {(place.node, "cpu", core) for core in place.cores} | {(place.node, "gpu", gpu) for gpu in place.gpus}
             assert own
