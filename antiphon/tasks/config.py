@@ -60,9 +60,9 @@ class GradingConfig(Config):
     """Worker processes that run rewards; rewards that are `async def` run in the controller."""
 
     workers: Annotated[int, unit("processes")] = Field(1, gt=0)
-    """Processes that always run."""
+    """Processes that always run, on each node that `placement.reward` names."""
     max_workers: Annotated[int, unit("processes")] = Field(0, ge=0)
-    """Most processes: one more starts each second that gradings queue; 0 means never more than `workers`."""
+    """Most processes on a node: one more starts each second that gradings queue; 0 means never more than `workers`."""
     idle_seconds: Annotated[float, unit("seconds")] = Field(30.0, gt=0.0)
     """Idle time after which a process beyond `workers` ends."""
     concurrency: Annotated[int, unit("gradings")] = Field(64, gt=0)
@@ -89,7 +89,7 @@ class EnvironmentPoolConfig(Config):
     """
 
     workers: Annotated[int, unit("processes")] = Field(1, gt=0)
-    """Processes that always run."""
+    """Processes that always run, divided among the nodes that `placement.environment` names."""
     max_workers: Annotated[int, unit("processes")] = Field(0, ge=0)
     """Most processes: another starts when all are full; 0 means never more than `workers`."""
     environments: Annotated[int, unit("environments")] = Field(32, gt=0)
