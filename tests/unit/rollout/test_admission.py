@@ -200,6 +200,13 @@ class AdmissionMachine(RuleBasedStateMachine):
             assert self.admission.live_attempts() == live
             assert self.admission.dispatched == live + self.admission.ended.total()
 
+    @invariant()
+    def groups_are_counted_by_state(self):
+        if hasattr(self, "admission"):
+            states = [self.admission.state(group) for group in self.admitted]
+            assert self.admission.running == states.count(GroupState.RUNNING)
+            assert self.admission.complete == states.count(GroupState.COMPLETE)
+
 
 TestAdmissionMachine = AdmissionMachine.TestCase
 TestAdmissionMachine.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)
@@ -236,6 +243,7 @@ def test_long_lives_keep_the_books(seed):
             steps += 1
         machine.slots_are_bounded()
         machine.dispatched_is_live_plus_ended()
+        machine.groups_are_counted_by_state()
     assert steps > 5
     machine.close_and_begin_again(True)
 
@@ -367,3 +375,11 @@ def test_what_a_group_that_is_admitted_now_may_be_given(training):
             assert admission.publish(admission.version.next()).stale == ((group,) if older else ())
         if not older:
             assert admission.take()[0] == (group,)
+
+
+def test_groups_of_an_earlier_life_share_what_a_step_takes_of_the_greatest_age():
+    """With a ratio of 1/2, two groups of four may be one version old: a third is of no use unless it is fresh."""
+    admission = Admission(config(async_ratio=0.5), version=PolicyVersion(0, 5))
+    for oldest in (4, 4, 5):
+        assert admission.oldest_start == oldest
+        admission.admit(begun={0: 4})
