@@ -1,5 +1,6 @@
 """The configuration keys that may change when a run is resumed."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,12 +43,13 @@ CHANGEABLE = (
     "grading",
     "check",
 )
+ROLE = re.compile(r"roles\.\w+\.(placement|timeout|workers)")  # of a role of the user's own
 
 
 def check_same(written: Path, config: RunConfig) -> None:
     """Raise `ConfigError` if a key outside `CHANGEABLE` differs between `config` and the configuration file of a run."""
     for path, before, now in list_changes(load(written, model=RunConfig), config):
-        if not path.startswith(CHANGEABLE):
+        if not path.startswith(CHANGEABLE) and not ROLE.fullmatch(path):
             raise ConfigError(
                 f"was {before!r} and is {now!r} now: that would be another run, which `antiphon branch` begins at a checkpoint "
                 f"of this one. A resume may change {', '.join(CHANGEABLE)}",

@@ -1,8 +1,10 @@
 """The keys that a resume may change, and the refusal of all others."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import yaml
 
 from antiphon.core.config import dump, load
 from antiphon.core.errors import ConfigError
@@ -56,3 +58,21 @@ def test_the_page_lists_every_key_that_may_change():
     _, _, rest = PAGE.read_text(encoding="utf-8").partition("A resume may change")
     listed = rest.partition("\n* **")[0]
     assert [key for key in CHANGEABLE if key not in listed and f"`{key.split('.', 1)[-1]}`" not in listed] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "refused"),
+    [
+        ({"workers": 3, "timeout": 5.0, "placement": "cpu:1"}, ""),
+        ({"factory": "mine:Other"}, "roles.scorer.factory"),
+        ({"options": {"unit": 3}}, "roles.scorer.options.unit"),
+    ],
+)
+def test_a_role_may_move_and_grow_but_not_become_another(tmp_path, change, refused):
+    plain = yaml.safe_load(RECIPE.read_text())
+    role = {"factory": "mine:Role", "options": {"unit": 4}, "workers": 2}
+    written = tmp_path / "config.yaml"
+    written.write_text(yaml.safe_dump(plain | {"roles": {"scorer": role}}))
+    now = load(plain | {"roles": {"scorer": role | change}}, model=RunConfig)
+    with raises_with(ConfigError, key=refused) if refused else nullcontext():
+        check_same(written, now)
