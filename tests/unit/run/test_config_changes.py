@@ -69,7 +69,7 @@ def test_the_page_lists_every_key_that_may_change():
     ],
 )
 def test_a_role_may_move_and_grow_but_not_become_another(tmp_path, change, refused):
-    plain = yaml.safe_load(RECIPE.read_text())
+    plain = load(RECIPE, model=RunConfig).model_dump(mode="json")
     role = {"factory": "mine:Role", "options": {"unit": 4}, "workers": 2}
     written = tmp_path / "config.yaml"
     written.write_text(yaml.safe_dump(plain | {"roles": {"scorer": role}}))
