@@ -1,7 +1,8 @@
 """A configuration file with its bases and overrides, and the place that each value was given at.
 
 A file may name others that it changes: `base: common.yaml`, or a list of several. Mappings are merged key by key; any other
-value, a list too, replaces that of the base. Of several bases the later one holds.
+value, a list too, replaces that of the base. So does a section that names another recipe: what the base said was said of its
+own. Of several bases the later one holds.
 """
 
 import json
@@ -98,13 +99,18 @@ class ConfigDocument:
             if isinstance(value, dict):
                 self._expand(into, key, place)
             before = into.get(key)
-            if isinstance(value, dict) and isinstance(before, dict):
+            if isinstance(value, dict) and isinstance(before, dict) and not self._begins_anew(place, before, value):
                 self._merge_mapping(before, value, place, origins)
                 continue
             into[key] = value
             size = len(place)
             self._forget(place)
             self.origins |= {each: origin for each, origin in origins.items() if each[:size] == place}
+
+    def _begins_anew(self, keys: Keys, before: dict[str, Any], value: dict[str, Any]) -> bool:
+        """Return True if a section names another recipe than the base: the base's keys were meant for that one."""
+        short = self.shorthands.get(keys)
+        return short in value and value[short] != before.get(short)
 
     def _expand(self, holder: Any, key: str | int, keys: Keys) -> None:
         """Write the section at `keys` out, if a plain text stands for it."""

@@ -57,6 +57,21 @@ def test_a_file_changes_its_base_key_by_key(write):
     assert load(path, model=Outer) == expected
 
 
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ("{kind: b, size: 4}", Inner(kind="b", size=4)),
+        ("b", Inner(kind="b")),
+        ("{kind: a, size: 4}", Inner(kind="a", size=4, sizes=(1, 2))),
+        ("{size: 4}", Inner(kind="a", size=4, sizes=(1, 2))),
+    ],
+)
+def test_another_kind_of_a_section_begins_it_anew(write, changed, expected):
+    """What the base said of its own kind does not reach the other one."""
+    write("common.yaml", "inner: {kind: a, size: 3, sizes: [1, 2]}\n")
+    assert load(write("run.yaml", f"base: common.yaml\ninner: {changed}\n"), model=Outer).inner == expected
+
+
 def test_later_bases_win_and_bases_have_bases(write):
     write("deep/root.yaml", "name: root\ninner: {kind: root, size: 1}\n")
     write("deep/first.yaml", "base: root.yaml\ninner: {size: 2}\n")
