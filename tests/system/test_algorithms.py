@@ -299,5 +299,5 @@ def test_asynchrony_critics_and_rhythm_together_are_resumed(tmp_path):
     steps = [step for step in steps if "step" in step]
     assert [step["step"] for step in steps] == [1, 2, 3, 4]
     assert max(step["age/max"] for step in steps) >= 1
-    assert all("critic/1/loss" in step for step in steps) and steps[-1]["critic/spread"] > 0
+    assert all({"critic/1/loss", "critic/spread"} <= step.keys() for step in steps)
     assert not audit(run).violations
