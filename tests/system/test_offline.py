@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from antiphon.core.config import add_import_folder, load
 from antiphon.core.errors import ConfigError, DataError, StallError
-from antiphon.core.types import Message, Prompt
+from antiphon.core.types import Message
 from antiphon.learning.objectives.distill import Teacher
 from antiphon.learning.objectives.pairs import PreferenceLearner, RewardLearner
 from antiphon.offline import run as offline
@@ -23,11 +23,10 @@ from antiphon.offline.config import DistillConfig, DpoConfig, RewardModelConfig
 from antiphon.offline.run import batches
 from antiphon.run import commands
 from antiphon.run.config import RunConfig
-from antiphon.tasks.base import Transcript
 from antiphon.tasks.config import PairsConfig
 from antiphon.tasks.prompts import load_examples
 from antiphon.tasks.rendering import Renderer
-from antiphon.tasks.rewards import build_reward
+from antiphon.tasks.rewards.classifier import Classifier
 from tests.raising import raises_with
 
 VERBS = {
@@ -92,20 +91,16 @@ def test_a_policy_learns_what_is_preferred(project, pairs, loss):
 def test_a_reward_model_learns_what_is_preferred_and_grades(project, pairs):
     _, summary, model = run(project, "reward-model", data=prompts(pairs), validation=prompts(pairs, 8))
     assert summary["validation_after"]["accuracy"] == 1.0 and summary["validation_after"]["margin"] > 1
-    reward = build_reward("reward_model", {"path": str(model)})
+    classifier = Classifier(str(model), "cpu")
     loaded, renderer = AutoModelForSequenceClassification.from_pretrained(model), Renderer(model)
     scores = {}
     for response in ("3", "xy"):
         messages = (Message("user", "3+1="), Message("assistant", response))
-        score = reward(Prompt(id="p", task="t", messages=messages[:1]), Transcript(messages))
+        (scores[response],) = classifier.score([classifier.encode(messages)])
         tokens = np.append(renderer.encode_prompt(messages[:1]), renderer.encode_response(response))
         want = loaded(torch.from_numpy(tokens)[None].long()).logits.item()
-        scores[response] = score.value
-        assert score.value == pytest.approx(want, abs=1e-6)
+        assert scores[response] == pytest.approx(want, abs=1e-6)
     assert scores["3"] > scores["xy"] + 1
-    assert build_reward("reward_model", {"path": str(model)})(
-        Prompt(id="p", task="t", messages=()), Transcript([Message("user", "?")])
-    ).detail
 
 
 def test_the_four_models_of_rlhf(project, pairs):
