@@ -115,14 +115,23 @@ class ClassifierWorker(AsyncWorker):
             self._arrived.clear()
             waiting, self._waiting = self._waiting, []
             for batch in batches(waiting, self._batch_tokens):
-                try:
-                    values = await asyncio.to_thread(self._classifier.score, [each.tokens for each in batch])
-                except (ValueError, IndexError) as error:  # such as more tokens than the model has positions
-                    for each in batch:
-                        fail(each.score, DataError(f"the reward model cannot read the conversation: {error}"))
-                    continue
-                for each, value in zip(batch, values, strict=True):
-                    succeed(each.score, value)
+                await self._read(batch)
+
+    async def _read(self, batch: Sequence[_Waiting]) -> None:
+        """Read conversations together; if that fails, each alone, so that one that cannot be read fails alone."""
+        try:
+            values = await asyncio.to_thread(self._classifier.score, [each.tokens for each in batch])
+        except torch.AcceleratorError:  # this process cannot use its device any more: another worker takes its place
+            raise
+        except (RuntimeError, ValueError, IndexError) as error:  # such as more tokens than the model has positions
+            if len(batch) > 1:
+                for each in batch:
+                    await self._read([each])
+            else:
+                fail(batch[0].score, DataError(f"the reward model cannot read the conversation: {error}"))
+            return
+        for each, value in zip(batch, values, strict=True):
+            succeed(each.score, value)
 
 
 def batches(waiting: Sequence[_Waiting], most: int) -> Iterator[list[_Waiting]]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
 
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
@@ -135,6 +135,20 @@ def test_conversation_that_is_too_long_is_ungraded(path):
     (long, short), _ = scored(config, ("a", "1" * 40), ("a", "1"))
     assert long.status is ScoreStatus.UNGRADED and "batch_tokens" in long.detail
     assert short.status is ScoreStatus.SCORED
+
+
+def test_conversation_beyond_the_positions_of_the_model_fails_alone(model, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    BertForSequenceClassification(
+        BertConfig(vocab_size=len(tokenizer), max_position_embeddings=32, num_labels=1, **sizes)
+    ).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    config = configured({"a": {"reward": "reward_model", "reward_options": {"path": str(tmp_path)}}})
+    (first, long, second), names = scored(config, ("a", "1"), ("a", "1" * 40), ("a", "2"))
+    assert long.status is ScoreStatus.UNGRADED and "cannot read" in long.detail
+    assert first.status is second.status is ScoreStatus.SCORED
+    assert names == ["reward-model-0-0"], "no worker died of it"
 
 
 def test_models_that_are_no_reward_models_end_the_start(model, tmp_path):
