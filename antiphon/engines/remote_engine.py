@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from contextlib import suppress
+from dataclasses import replace
 
 from typing_extensions import override
 
@@ -37,6 +38,7 @@ class RemoteEngine(InferenceEngine):
         self.max_length = 0
         self.vocabulary = 0
         self._requests: dict[str, Generation] = {}
+        self._repeats = itertools.count()  # of ids
         self._load_calls = itertools.count(1)  # as the worker counts them
         self._loads: dict[int, asyncio.Future[None]] = {}
         handle.on_event(self._on_event)
@@ -51,6 +53,9 @@ class RemoteEngine(InferenceEngine):
 
     @override
     def start(self, request: GenerateRequest) -> Generation:
+        earlier = self._requests.get(request.id)
+        if earlier is not None and earlier.aborted:  # the worker may not have ended it yet
+            request = replace(request, id=f"{request.id}#{next(self._repeats)}")
         generation = Generation(self, request)
         if request.id in self._requests:
             generation.fail(RequestError(f"request {request.id!r} is already running"))
