@@ -92,3 +92,18 @@ def test_a_cancelled_call_gives_up_what_it_has_asked():
         return await client.call("ask", "the worker goes on")
 
     assert with_worker(test, "AskingWorker", reply=reply) == "the worker goes on"
+
+
+def test_any_error_of_an_answer_goes_to_whoever_asked():
+    async def reply(kind):
+        if kind == "died":
+            raise WorkerDiedError("all judges are gone")
+        raise RuntimeError("nobody expected this")
+
+    async def test(client):
+        with pytest.raises(WorkerDiedError, match="all judges"):
+            await client.call("ask", "died")
+        with pytest.raises(WorkerDiedError, match="nobody expected this"):
+            await asyncio.wait_for(client.call("ask", "other"), 10)
+
+    with_worker(test, "AskingWorker", reply=reply)
