@@ -81,11 +81,18 @@ class _Waiting(NamedTuple):
 class ClassifierWorker(AsyncWorker):
     """Answers `classify` and `health`."""
 
-    def __init__(self, options: ClassifierOptions, threads: int) -> None:
-        """Load the model; `DataError` if there is none. It computes with as many `threads` on a CPU."""
+    def __init__(self, options: ClassifierOptions, threads: int, alone: bool = False) -> None:
+        """Load the model; `DataError` if there is none.
+
+        Args:
+            options: Options of the model.
+            threads: Threads that it computes with on a CPU.
+            alone: Read each conversation alone: the last bits of a score depend on what is read beside it.
+        """
         torch.set_num_threads(threads)
         self._classifier = Classifier(options.path, options.device)
         self._batch_tokens = options.batch_tokens
+        self._together = 0 if alone else options.batch_tokens  # most tokens of a batch
         self._waiting: list[_Waiting] = []
         self._arrived = asyncio.Event()
         super().__init__()
@@ -114,7 +121,7 @@ class ClassifierWorker(AsyncWorker):
             await self._arrived.wait()
             self._arrived.clear()
             waiting, self._waiting = self._waiting, []
-            for batch in batches(waiting, self._batch_tokens):
+            for batch in batches(waiting, self._together):
                 await self._read(batch)
 
     async def _read(self, batch: Sequence[_Waiting]) -> None:

@@ -73,14 +73,14 @@ def test_batches_hold_each_conversation_once_and_no_more_tokens_than_allowed(len
     assert all(batch and len(batch) * max(batch) <= most for batch in found)
 
 
-def configured(tasks):
+def configured(tasks, **rollout):
     prompts = {"source": "jsonl", "path": "x"}
     return load(
         {
             "name": "x",
             "steps": 1,
             "model": {"path": "x"},
-            "rollout": {"groups_per_step": 1, "group_size": 2, "sampling": {"max_tokens": 8}},
+            "rollout": {"groups_per_step": 1, "group_size": 2, "sampling": {"max_tokens": 8}, **rollout},
             "tasks": [{"name": name, "prompts": prompts, **task} for name, task in tasks.items()],
         },
         model=RunConfig,
@@ -135,6 +135,17 @@ def test_conversation_that_is_too_long_is_ungraded(path):
     (long, short), _ = scored(config, ("a", "1" * 40), ("a", "1"))
     assert long.status is ScoreStatus.UNGRADED and "batch_tokens" in long.detail
     assert short.status is ScoreStatus.SCORED
+
+
+def test_deterministic_runs_read_each_conversation_alone(path):
+    config = configured({"a": {"reward": "reward_model", "reward_options": {"path": path}}}, deterministic=True)
+    asked = [("a", "123"[: 1 + n % 3] * (1 + n)) for n in range(24)]
+    scores, _ = scored(config, *asked)
+    classifier, prompt, threads = Classifier(path, "cpu"), Message("user", "1+1="), torch.get_num_threads()
+    torch.set_num_threads(1)  # as the worker has
+    alone = [classifier.score([classifier.encode([prompt, Message("assistant", text)])]) for _, text in asked]
+    torch.set_num_threads(threads)
+    assert [[score.value] for score in scores] == alone
 
 
 def test_conversation_beyond_the_positions_of_the_model_fails_alone(model, tmp_path):
