@@ -177,6 +177,13 @@ def test_options_that_a_reward_model_does_not_take(path):
         build_reward("reward_model", {"path": path})
 
 
+@pytest.mark.parametrize("wrong", [{"workers": 0}, {"workers": "2"}, {"workers": 1.5}, {"batch_tokens": -1}])
+def test_numbers_that_no_worker_can_have(wrong):
+    (number,) = wrong.values()
+    with raises_with(ConfigError, value=number):
+        scored(configured({"a": {"reward": "reward_model", "reward_options": {"path": "x", **wrong}}}))
+
+
 def test_models_are_found_in_parts_of_parts():
     inner = {"reward": "composed", "options": {"parts": {"x": {"reward": "reward_model", "options": {"path": "m"}}}}}
     found = iterate_classifiers("composed", {"parts": {"one": inner, "two": {"reward": "math"}}})
