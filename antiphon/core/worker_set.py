@@ -113,7 +113,7 @@ class WorkerSet(Generic[C]):
                     self._open[worker] -= 1
 
     async def call_all(self, method: str, *args: Any) -> list[Any]:
-        """Call a method of each worker that is alive, of which there is one at least; `WorkerDiedError` if one dies meanwhile."""
+        """Call a method of each worker that is alive, at least one; `WorkerDiedError` if one dies meanwhile."""
         await self._choose()
         return await asyncio.gather(*(worker.call(method, *args) for worker in self._open))
 

@@ -53,9 +53,7 @@ class RemoteEngine(InferenceEngine):
 
     @override
     def start(self, request: GenerateRequest) -> Generation:
-        earlier = self._requests.get(request.id)
-        if earlier is not None and earlier.aborted:  # the worker may not have ended it yet
-            request = replace(request, id=f"{request.id}#{next(self._repeats)}")
+        request = self._make_unique(request)
         generation = Generation(self, request)
         if request.id in self._requests:
             generation.fail(RequestError(f"request {request.id!r} is already running"))
@@ -66,6 +64,13 @@ class RemoteEngine(InferenceEngine):
         except WorkerDiedError as error:
             generation.fail(error)
         return generation
+
+    def _make_unique(self, request: GenerateRequest) -> GenerateRequest:
+        """Return the request with another id if it has that of an aborted one, which the worker may not have ended yet."""
+        earlier = self._requests.get(request.id)
+        if earlier is None or not earlier.aborted:
+            return request
+        return replace(request, id=f"{request.id}#{next(self._repeats)}")
 
     @override
     async def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
