@@ -60,7 +60,7 @@ class AsyncWorker(Worker):
         self.emit(Reply(kind, key, value, self._state()))
 
     async def _ask(self, name: Hashable, *args: Any) -> Any:
-        """Return what the client's answerer of a name returns, or raise what it raises."""
+        """Return what the client's answerer of a name returns, or raise what it raises. Cancelling this cancels it there."""
         number, answer = next(self._numbers), self._loop.create_future()
         self._questions[number] = answer
         try:
@@ -68,6 +68,9 @@ class AsyncWorker(Worker):
             return await answer
         finally:
             del self._questions[number]
+            if answer.cancelled():
+                with suppress(OSError):  # the controller is gone
+                    self._reply("unask", number)
 
     # --- sent by the client --------------------------------------------------------------------------------------------
 
@@ -134,7 +137,7 @@ class Client:
         """Start a worker; it may ask `answerers` by their names."""
         self._handle = handle
         self._answerers = answerers or {}
-        self._answering: set[asyncio.Task[None]] = set()
+        self._answering: dict[int, asyncio.Task[None]] = {}  # by the number of the question
         self._keys = itertools.count(STARTED + 1)
         self._answers: dict[int, asyncio.Future[Any]] = {STARTED: asyncio.get_running_loop().create_future()}
         self._death: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -177,8 +180,10 @@ class Client:
                 (succeed if reply.kind == "result" else fail)(answer, reply.value)
             case "ask":
                 task = asyncio.get_running_loop().create_task(self._answer(reply.key, *reply.value), name="answer")
-                self._answering.add(task)
-                task.add_done_callback(self._answering.discard)
+                self._answering[reply.key] = task
+                task.add_done_callback(lambda _: self._answering.pop(reply.key))
+            case "unask" if (asked := self._answering.get(reply.key)) is not None:
+                asked.cancel()
             case "died":
                 self.kill()
                 self._on_death(reply.value)
@@ -186,13 +191,13 @@ class Client:
     async def _answer(self, number: int, name: Hashable, args: tuple[Any, ...]) -> None:
         try:
             answer = True, await self._answerers[name](*args)
-        except (AntiphonError, ValueError) as error:  # an error of the question, which goes to whoever asked
+        except Exception as error:  # noqa: BLE001 - named boundary: it goes to whoever asked
             answer = False, error
         with suppress(AntiphonError):  # it is dead
             self._handle.send("answer", number, *answer)
 
     def _on_death(self, error: AntiphonError) -> None:
-        for task in self._answering:
+        for task in self._answering.values():
             task.cancel()
         for answer in (self._death, *self._answers.values()):
             fail(answer, error)

@@ -55,7 +55,7 @@ class WorkerSet(Generic[C]):
         self._arrived = asyncio.Event()  # there is a worker
         self._keepers: list[asyncio.Task[None]] = []
         self._ever: list[C] = []
-        self._broken: AntiphonError | None = None
+        self._broken: Exception | None = None
         self.replaces = True  # if not, the first death ends the set
 
     @property
@@ -89,6 +89,7 @@ class WorkerSet(Generic[C]):
         """End all workers."""
         for keeper in self._keepers:
             keeper.cancel()
+        self._break(WorkerDiedError(f"the {self._name} were closed"))
         await asyncio.gather(*self._keepers, return_exceptions=True)
         alive, self._open = list(self._open), Counter()
         await asyncio.gather(*(worker.end() for worker in alive))
@@ -112,7 +113,8 @@ class WorkerSet(Generic[C]):
                     self._open[worker] -= 1
 
     async def call_all(self, method: str, *args: Any) -> list[Any]:
-        """Call a method of each worker that is alive; `WorkerDiedError` if one dies meanwhile."""
+        """Call a method of each worker that is alive, at least one; `WorkerDiedError` if one dies meanwhile."""
+        await self._choose()
         return await asyncio.gather(*(worker.call(method, *args) for worker in self._open))
 
     async def _choose(self) -> C:
@@ -145,7 +147,7 @@ class WorkerSet(Generic[C]):
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, RETRY_SECONDS[1])
                 continue
-            except AntiphonError as error:
+            except Exception as error:  # noqa: BLE001 - named boundary: those who wait for the workers raise it
                 fail(ready, error)
                 self._break(error)
                 return
@@ -166,9 +168,9 @@ class WorkerSet(Generic[C]):
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, RETRY_SECONDS[1])
 
-    def _break(self, error: AntiphonError) -> None:
-        """Have all later calls fail with an error."""
-        self._broken = error
+    def _break(self, error: Exception) -> None:
+        """Have all later calls fail with an error, the first of several."""
+        self._broken = self._broken or error
         self._arrived.set()
 
     async def _end_of(self, worker: C) -> AntiphonError:

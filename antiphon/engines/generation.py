@@ -28,6 +28,7 @@ class Generation(GenerationHandle):
 
     def __init__(self, engine: RequestOwner, request: GenerateRequest) -> None:
         self.request = request
+        self.aborted = False  # its last delta is under way
         self._engine = engine
         self._deltas: list[Delta] = []
         self._changed = asyncio.Event()
@@ -59,6 +60,7 @@ class Generation(GenerationHandle):
     @override
     def abort(self) -> None:
         if self._error is None:
+            self.aborted = True
             self._engine.abort(self.request.id)
 
     async def _wait_for_change(self) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from contextlib import suppress
+from dataclasses import replace
 
 from typing_extensions import override
 
@@ -37,6 +38,7 @@ class RemoteEngine(InferenceEngine):
         self.max_length = 0
         self.vocabulary = 0
         self._requests: dict[str, Generation] = {}
+        self._repeats = itertools.count()  # of ids
         self._load_calls = itertools.count(1)  # as the worker counts them
         self._loads: dict[int, asyncio.Future[None]] = {}
         handle.on_event(self._on_event)
@@ -51,6 +53,7 @@ class RemoteEngine(InferenceEngine):
 
     @override
     def start(self, request: GenerateRequest) -> Generation:
+        request = self._make_unique(request)
         generation = Generation(self, request)
         if request.id in self._requests:
             generation.fail(RequestError(f"request {request.id!r} is already running"))
@@ -61,6 +64,13 @@ class RemoteEngine(InferenceEngine):
         except WorkerDiedError as error:
             generation.fail(error)
         return generation
+
+    def _make_unique(self, request: GenerateRequest) -> GenerateRequest:
+        """Return the request with another id if it has that of an aborted one, which the worker may not have ended yet."""
+        earlier = self._requests.get(request.id)
+        if earlier is None or not earlier.aborted:
+            return request
+        return replace(request, id=f"{request.id}#{next(self._repeats)}")
 
     @override
     async def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:

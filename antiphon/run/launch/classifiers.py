@@ -38,7 +38,8 @@ async def _start_set(
         except ConfigError as error:  # its node has left
             raise WorkerDiedError(f"{name} has nowhere to run: {error}") from error
         threads = max(len(place.cores), 1) if place else 1
-        client = Client(context.cluster.spawn(name, CLASSIFIER_WORKER, options, threads, place=place))
+        args = (options, threads, rollout.deterministic)
+        client = Client(context.cluster.spawn(name, CLASSIFIER_WORKER, *args, place=place))
         try:
             await client.started()
         except BaseException:  # it belongs to nobody, and may hang

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from antiphon.core.deadlines import Deadlines
-from antiphon.core.errors import AntiphonError, ConfigError, WorkerDiedError
+from antiphon.core.errors import AntiphonError, ConfigError, StallError, WorkerDiedError
 from antiphon.core.types import Prompt, Score, ScoreStatus
 from antiphon.core.user_errors import describe_error
 from antiphon.tasks.base import FLAG_PREFIX, AsyncReward, Generate, Transcript, UnreachableError, as_score
@@ -42,8 +42,11 @@ def _confined(reward: str, options: Mapping[str, Any], settings: GradingConfig) 
 class AsyncGrader:
     """Runs one `async def` reward in the event loop, `config.concurrency` gradings at a time."""
 
-    def __init__(self, task: str, name: str, options: Mapping[str, Any], config: GradingConfig) -> None:
+    def __init__(
+        self, task: str, name: str, options: Mapping[str, Any], config: GradingConfig, deadlines: Deadlines
+    ) -> None:
         self.stats = GradingStats()
+        self._deadlines = deadlines
         self._where = f"task {task!r}, reward {name!r}"
         self._name, self._options = name, options
         self._config = config
@@ -69,15 +72,22 @@ class AsyncGrader:
             await closing
 
     async def score(self, prompt: Prompt, transcript: Transcript) -> Score:
-        """Return the score by the reward; a time-out counts as failed infrastructure, since the response did not cause it."""
+        """Return the score by the reward; a time-out counts as failed infrastructure, since the response did not cause it.
+
+        Raises:
+            WorkerDiedError: It was closed, or what the reward asks is gone.
+            StallError: What the reward asks did not come.
+        """
         if self._reward is None:
             raise WorkerDiedError(f"{self._where}: was closed")
         async with self._seats:
             limit = asyncio.timeout(self._config.deadline)
             try:
                 async with limit:
-                    score = marked(as_score(await self._reward(prompt, transcript)), prompt, transcript)
-                    score = replace(score, grader="the run's process")
+                    verdict = await self._wait(self._reward(prompt, transcript), prompt)
+                score = replace(marked(as_score(verdict), prompt, transcript), grader="the run's process")
+            except (WorkerDiedError, StallError):
+                raise
             except Exception as error:  # noqa: BLE001 - named boundary: user code
                 return self._failed(error, limit.expired())
         if score.status is ScoreStatus.SCORED:
@@ -85,6 +95,11 @@ class AsyncGrader:
         else:
             self.stats.ungraded += 1
         return score
+
+    async def _wait(self, verdict: Awaitable[Any], prompt: Prompt) -> Any:
+        """Await a verdict as a wait that others see; `score` ends it in time."""
+        on, deadline = f"the grade of prompt {prompt.id}", 2 * self._config.deadline
+        return await self._deadlines.wait(verdict, name="grade", owner="attempt", on=on, deadline=deadline)
 
     def _failed(self, error: Exception, late: bool) -> Score:
         if late:
@@ -134,7 +149,7 @@ class RewardRouter:
                         asking["generate"] = generate[task.name]
                     if classify and (models := [*iterate_classifiers(reward, options)]):
                         asking["classify"] = classify[models[0]]
-                    self._of[name] = AsyncGrader(name, reward, {**options, **asking}, grading)
+                    self._of[name] = AsyncGrader(name, reward, {**options, **asking}, grading, deadlines)
                 else:
                     alone.setdefault(_Pool(own, _confined(reward, options, grading)), {})[name] = reward, options
             if task.group_reward:

@@ -81,11 +81,18 @@ class _Waiting(NamedTuple):
 class ClassifierWorker(AsyncWorker):
     """Answers `classify` and `health`."""
 
-    def __init__(self, options: ClassifierOptions, threads: int) -> None:
-        """Load the model; `DataError` if there is none. It computes with as many `threads` on a CPU."""
+    def __init__(self, options: ClassifierOptions, threads: int, alone: bool = False) -> None:
+        """Load the model; `DataError` if there is none.
+
+        Args:
+            options: Options of the model.
+            threads: Threads that it computes with on a CPU.
+            alone: Read each conversation alone: the last bits of a score depend on what is read beside it.
+        """
         torch.set_num_threads(threads)
         self._classifier = Classifier(options.path, options.device)
         self._batch_tokens = options.batch_tokens
+        self._together = 0 if alone else options.batch_tokens  # most tokens of a batch
         self._waiting: list[_Waiting] = []
         self._arrived = asyncio.Event()
         super().__init__()
@@ -114,15 +121,24 @@ class ClassifierWorker(AsyncWorker):
             await self._arrived.wait()
             self._arrived.clear()
             waiting, self._waiting = self._waiting, []
-            for batch in batches(waiting, self._batch_tokens):
-                try:
-                    values = await asyncio.to_thread(self._classifier.score, [each.tokens for each in batch])
-                except (ValueError, IndexError) as error:  # such as more tokens than the model has positions
-                    for each in batch:
-                        fail(each.score, DataError(f"the reward model cannot read the conversation: {error}"))
-                    continue
-                for each, value in zip(batch, values, strict=True):
-                    succeed(each.score, value)
+            for batch in batches(waiting, self._together):
+                await self._read(batch)
+
+    async def _read(self, batch: Sequence[_Waiting]) -> None:
+        """Read conversations together; if that fails, each alone, so that one that cannot be read fails alone."""
+        try:
+            values = await asyncio.to_thread(self._classifier.score, [each.tokens for each in batch])
+        except torch.AcceleratorError:  # this process cannot use its device any more: another worker takes its place
+            raise
+        except (RuntimeError, ValueError, IndexError) as error:  # such as more tokens than the model has positions
+            if len(batch) > 1:
+                for each in batch:
+                    await self._read([each])
+            else:
+                fail(batch[0].score, DataError(f"the reward model cannot read the conversation: {error}"))
+            return
+        for each, value in zip(batch, values, strict=True):
+            succeed(each.score, value)
 
 
 def batches(waiting: Sequence[_Waiting], most: int) -> Iterator[list[_Waiting]]:

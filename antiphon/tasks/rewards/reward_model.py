@@ -40,6 +40,10 @@ class RewardModel:
             batch_tokens: Most tokens that a worker reads at once, padding included.
             classify: Asks the workers; the run provides it.
         """
+        for name, number in (("workers", workers), ("batch_tokens", batch_tokens)):
+            if not _is_count(number):
+                message = f"reward_model: {name} must be a whole number above 0, not {number!r}"
+                raise ConfigError(message, key=f"reward_options.{name}", value=number)
         if classify is None:
             raise ConfigError("reward_model runs in workers of a run, and there are none here", value=path)
         self._classify = classify
@@ -58,6 +62,12 @@ def iterate_classifiers(reward: str, options: Mapping[str, Any]) -> Iterator[Cla
     for part in parts.values() if isinstance(parts, Mapping) else ():
         if isinstance(part, Mapping):
             yield from iterate_classifiers(str(part.get("reward")), part.get("options") or {})
-    plain = all(isinstance(value, str | int) for value in options.values())
-    if reward in IN_WORKERS and plain and {"path"} <= options.keys() <= {*ClassifierOptions._fields}:
-        yield ClassifierOptions(**options)
+    if reward in IN_WORKERS and {"path"} <= options.keys() <= {*ClassifierOptions._fields}:
+        found = ClassifierOptions(**options)
+        texts = isinstance(found.path, str) and isinstance(found.device, str)
+        if texts and _is_count(found.workers) and _is_count(found.batch_tokens):
+            yield found
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and value > 0

@@ -98,6 +98,16 @@ async def test_what_is_aborted_gives_what_there_is(world, engine):
 
 
 @contract
+async def test_an_id_may_be_used_again_as_soon_as_it_is_aborted(world, engine):
+    first = engine.start(request("r", tokens=LONG))
+    await world.until_under_way(first)
+    first.abort()
+    again = engine.start(request("r"))
+    assert (await first.result()).finish is FinishReason.ABORT
+    check(await again.result(), 20)
+
+
+@contract
 async def test_the_urgent_go_first(world, engine):
     ended = []
 

@@ -54,6 +54,14 @@ class SurfaceWorker(AsyncWorker):
             await self._serve(owner, handlers=handlers_of(Served()))
 
 
+class AskingWorker(AsyncWorker):
+    """Serves `ask`, which asks the client's `reply` the same."""
+
+    async def _live(self):
+        async with asyncio.TaskGroup() as owner:
+            await self._serve(owner, handlers={"ask": lambda *args: self._ask("reply", *args)})
+
+
 class BrokenWorker(AsyncWorker):
     """Dies as it starts."""
 

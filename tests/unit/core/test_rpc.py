@@ -20,11 +20,12 @@ class SurfaceClient(Client, Surface):
         return "opened here"
 
 
-def with_worker(test, factory="SurfaceWorker"):
+def with_worker(test, factory="SurfaceWorker", **answerers):
     async def main():
         cluster = LocalCluster(ClusterConfig(debug=True))
         try:
-            client = SurfaceClient(cluster.spawn("worker", f"tests.unit.core.rpc_worker:{factory}"))
+            handle = cluster.spawn("worker", f"tests.unit.core.rpc_worker:{factory}")
+            client = SurfaceClient(handle, answerers)
             return await asyncio.wait_for(test(client), 60)
         finally:
             await cluster.close()
@@ -68,3 +69,41 @@ def test_the_death_of_a_worker_fails_all_calls():
                 await failing
 
     with_worker(test, "BrokenWorker")
+
+
+def test_a_cancelled_call_gives_up_what_it_has_asked():
+    asked, given_up = asyncio.Event(), asyncio.Event()
+
+    async def reply(answer):
+        if answer is not None:
+            return answer
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            given_up.set()
+            raise
+
+    async def test(client):
+        call = asyncio.ensure_future(client.call("ask", None))
+        await asked.wait()
+        call.cancel()
+        await asyncio.wait_for(given_up.wait(), 10)
+        return await client.call("ask", "the worker goes on")
+
+    assert with_worker(test, "AskingWorker", reply=reply) == "the worker goes on"
+
+
+def test_any_error_of_an_answer_goes_to_whoever_asked():
+    async def reply(kind):
+        if kind == "died":
+            raise WorkerDiedError("all judges are gone")
+        raise RuntimeError("nobody expected this")
+
+    async def test(client):
+        with pytest.raises(WorkerDiedError, match="all judges"):
+            await client.call("ask", "died")
+        with pytest.raises(WorkerDiedError, match="nobody expected this"):
+            await asyncio.wait_for(client.call("ask", "other"), 10)
+
+    with_worker(test, "AskingWorker", reply=reply)

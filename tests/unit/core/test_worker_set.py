@@ -164,6 +164,53 @@ def test_mistake_that_shows_at_a_restart_ends_the_set():
     in_time(test, count=1)
 
 
+def test_error_of_any_other_kind_ends_the_start_and_the_set():
+    workers = Workers()
+    workers.error = OSError("too many open files")
+
+    async def start():
+        async with workers.set_of(2):
+            raise AssertionError("started")
+
+    with pytest.raises(OSError, match="open files"):
+        run(start())
+
+    async def test(workers, group):
+        workers.error = OSError("too many open files")
+        workers.started[0].kill()
+        with pytest.raises(OSError, match="open files"):
+            await group.call("work")
+
+    in_time(test, count=1)
+
+
+def test_call_to_all_waits_for_one_if_there_is_none():
+    async def test(workers, group):
+        workers.error = WorkerDiedError("nowhere to run")
+        workers.started[0].kill()
+        await asyncio.sleep(1)
+        assert not group.alive
+        workers.error = None
+        return await group.call_all("work")
+
+    assert in_time(test, count=1) == ["worker 1 at 0"]
+
+
+def test_close_fails_calls_that_wait_for_a_worker():
+    async def test(workers, group):
+        workers.error = WorkerDiedError("nowhere to run")
+        workers.started[0].kill()
+        waiting = asyncio.ensure_future(group.call("work"))
+        await asyncio.sleep(1)
+        await group.close()
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(WorkerDiedError, match="closed"):
+            await waiting
+        return asyncio.get_running_loop().time() - began
+
+    assert in_time(test, count=1) == 0
+
+
 def test_first_start_must_succeed_and_leaves_nothing():
     workers = Workers()
 

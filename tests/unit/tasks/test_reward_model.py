@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
 
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
@@ -73,14 +73,14 @@ def test_batches_hold_each_conversation_once_and_no_more_tokens_than_allowed(len
     assert all(batch and len(batch) * max(batch) <= most for batch in found)
 
 
-def configured(tasks):
+def configured(tasks, **rollout):
     prompts = {"source": "jsonl", "path": "x"}
     return load(
         {
             "name": "x",
             "steps": 1,
             "model": {"path": "x"},
-            "rollout": {"groups_per_step": 1, "group_size": 2, "sampling": {"max_tokens": 8}},
+            "rollout": {"groups_per_step": 1, "group_size": 2, "sampling": {"max_tokens": 8}, **rollout},
             "tasks": [{"name": name, "prompts": prompts, **task} for name, task in tasks.items()],
         },
         model=RunConfig,
@@ -137,6 +137,31 @@ def test_conversation_that_is_too_long_is_ungraded(path):
     assert short.status is ScoreStatus.SCORED
 
 
+def test_deterministic_runs_read_each_conversation_alone(path):
+    config = configured({"a": {"reward": "reward_model", "reward_options": {"path": path}}}, deterministic=True)
+    asked = [("a", "123"[: 1 + n % 3] * (1 + n)) for n in range(24)]
+    scores, _ = scored(config, *asked)
+    classifier, prompt, threads = Classifier(path, "cpu"), Message("user", "1+1="), torch.get_num_threads()
+    torch.set_num_threads(1)  # as the worker has
+    alone = [classifier.score([classifier.encode([prompt, Message("assistant", text)])]) for _, text in asked]
+    torch.set_num_threads(threads)
+    assert [[score.value] for score in scores] == alone
+
+
+def test_conversation_beyond_the_positions_of_the_model_fails_alone(model, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    BertForSequenceClassification(
+        BertConfig(vocab_size=len(tokenizer), max_position_embeddings=32, num_labels=1, **sizes)
+    ).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    config = configured({"a": {"reward": "reward_model", "reward_options": {"path": str(tmp_path)}}})
+    (first, long, second), names = scored(config, ("a", "1"), ("a", "1" * 40), ("a", "2"))
+    assert long.status is ScoreStatus.UNGRADED and "cannot read" in long.detail
+    assert first.status is second.status is ScoreStatus.SCORED
+    assert names == ["reward-model-0-0"], "no worker died of it"
+
+
 def test_models_that_are_no_reward_models_end_the_start(model, tmp_path):
     with raises_with(DataError, match="no/such/place"):
         scored(configured({"a": {"reward": "reward_model", "reward_options": {"path": "no/such/place"}}}))
@@ -150,6 +175,13 @@ def test_options_that_a_reward_model_does_not_take(path):
         scored(configured({"a": {"reward": "reward_model", "reward_options": {"path": path, "speed": 3}}}))
     with raises_with(ConfigError, value=path):
         build_reward("reward_model", {"path": path})
+
+
+@pytest.mark.parametrize("wrong", [{"workers": 0}, {"workers": "2"}, {"workers": 1.5}, {"batch_tokens": -1}])
+def test_numbers_that_no_worker_can_have(wrong):
+    (number,) = wrong.values()
+    with raises_with(ConfigError, value=number):
+        scored(configured({"a": {"reward": "reward_model", "reward_options": {"path": "x", **wrong}}}))
 
 
 def test_models_are_found_in_parts_of_parts():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from antiphon.core.deadlines import Deadlines
-from antiphon.core.errors import ConfigError, WorkerDiedError
+from antiphon.core.errors import ConfigError, StallError, WorkerDiedError
 from antiphon.core.types import Message, Prompt, Score, ScoreStatus
 from antiphon.tasks.base import Transcript, UnreachableError
 from antiphon.tasks.config import GradingConfig, PromptsConfig, TaskConfig
@@ -203,6 +203,10 @@ async def misbehaves(prompt: Prompt, transcript: Transcript) -> Any:
             raise UnreachableError("nobody is there")
         case "late of itself":
             raise TimeoutError
+        case "dead":
+            raise WorkerDiedError("all workers of a model are gone")
+        case "stalled":
+            raise StallError("no worker came", owner="run", on="a worker")
     return prompt.payload
 
 
@@ -263,6 +267,30 @@ def test_what_goes_wrong_in_them_is_never_a_score() -> None:
     assert [score.value for score in scores] == [None] * 6 + [1.0]
     assert scores[1].detail.startswith("LookupError: no such thing (") and scores[2].detail == "nobody is there"
     assert (stats.timed_out, stats.raised, stats.died, stats.scored) == (1, 4, 1, 1)
+
+
+@pytest.mark.parametrize(("kind", "error"), [("dead", WorkerDiedError), ("stalled", StallError)])
+def test_a_model_that_they_ask_in_vain_is_no_verdict(kind: str, error: type[Exception]) -> None:
+    async def body(graders: RewardRouter) -> None:
+        with pytest.raises(error):
+            await graders.score(prompt(kind, "m"), EMPTY)
+
+    with_graders([task("m", f"{HERE}:misbehaves")], body)
+
+
+def test_they_are_waits_that_a_deterministic_run_knows_of() -> None:
+    async def run() -> None:
+        deadlines = Deadlines()
+        async with RewardRouter([task("m", f"{HERE}:misbehaves")], GradingConfig(deadline=60), deadlines) as graders:
+            grading = asyncio.ensure_future(graders.score(prompt("hang", "m"), EMPTY))
+            quiet = asyncio.ensure_future(deadlines.quiesce())
+            for _ in range(1000):
+                await asyncio.sleep(0)
+            assert not quiet.done()
+            grading.cancel()
+            await quiet
+
+    asyncio.run(run())
 
 
 def test_they_are_closed_and_then_ask_nobody() -> None:
