@@ -38,7 +38,7 @@ class Judges(NamedTuple):
 
     @property
     def answerers(self) -> dict[Hashable, Answerer]:
-        """What answers the questions of rollout workers, by the task of a judge or the options of a reward model."""
+        """The callables that answer rollout workers, by the task of a judge or the options of a reward model."""
         named: list[tuple[Hashable, Answerer]] = [*self.generate.items(), *self.classify.items()]
         return dict(named)
 

@@ -45,7 +45,7 @@ _CONFINE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSettings:
-    """What the processes of one pool grade, and how.
+    """Settings of the grading processes of one pool.
 
     Attributes:
         rewards: Reward of each task.
