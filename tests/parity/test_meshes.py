@@ -599,6 +599,14 @@ def test_to_leave_the_device_between_updates_changes_nothing(bench, models, mesh
     assert all(np.array_equal(weights[name], array) for name, array in expected.items())
 
 
+@pytest.mark.parametrize(("model", "mesh"), [("llama", {"shard": 2}), ("mixture", {"shard": 2, "expert": 2})], ids=str)
+def test_a_rank_has_one_layer_whole_at_a_time(bench, models, model, mesh):
+    """The reason to shard: a model that fits on no device is computed layer by layer."""
+    runner, members = bench
+    for found in runner.run(on_mesh(members, models[model], mesh, "whole_layers")):
+        assert found and set(found) == {1}
+
+
 def logits(model):
     with torch.no_grad():
         return model(torch.arange(100)[None]).logits

@@ -19,6 +19,7 @@ from antiphon.core.workers import Worker
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig
 from antiphon.learning.learner import LEARNERS
 from antiphon.learning.mesh import TIMEOUT
+from antiphon.learning.model.loading import decoder_layers
 from antiphon.learning.objectives.critic import CriticLearner
 from antiphon.weights.base import TransferContext
 from antiphon.weights.rendezvous import open_store
@@ -203,6 +204,21 @@ class Workbench(Worker):
         self.learner._update(batch.updates[0])
         moments = [value for state in self.learner.optimizer.state.values() for value in state.values() if value.dim()]
         return _bytes(list(self.learner.model.parameters())), _bytes(moments)
+
+    def whole_layers(self, algorithm: AlgorithmConfig, batch: TrainBatch) -> list[int]:
+        """Of how many layers this rank has all parameters while it computes each, forwards."""
+        learner, found = self.learner, list[int]()
+        layers = [layer for layer in decoder_layers(learner.model) if not isinstance(layer, torch.nn.Identity)]
+
+        def look(*_: object) -> None:
+            whole = (not any(isinstance(each, DTensor) for each in layer.parameters()) for layer in layers)
+            found.append(sum(whole))
+
+        for layer in layers:
+            layer.register_forward_pre_hook(look)
+        self.begin(algorithm)
+        learner.predict(list(batch.updates[0].packs[learner.shards.data]))
+        return found
 
     def begin(self, algorithm: AlgorithmConfig) -> None:
         """Be ready to be asked."""

@@ -1,5 +1,6 @@
 """Cutting groups into updates and packs: nothing lost, nothing twice, budgets kept, counts of the whole."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -132,6 +133,33 @@ def test_what_an_agent_has_seen_is_packed_once():
     assert int(pack.loss_mask.sum()) == 5 + 4 + 3
     owners = np.repeat(pack.owners, pack.lengths)[pack.loss_mask]
     assert sorted(np.bincount(owners)) == [3, 4, 5]
+
+
+def test_a_history_is_shared_with_the_segment_that_has_most_of_it():
+    """Two responses that begin alike cannot share tokens, since both are trained on them; a third has one of them as history."""
+    rng = np.random.default_rng(0)
+    short, long, later = (make_sample(rng, length, 0) for length in (3, 12, 14))
+    seen = np.arange(12, dtype=np.int32)
+    short = replaced(short, np.array([0, 1, 9]), (1, 3))
+    long = replaced(long, seen, (1, 12))
+    later = replaced(later, np.concatenate([seen, [7, 7]]), (12, 14))
+    for order in itertools.permutations([short, long, later]):
+        batch = build_batch([list(order)], BatchOptions(aggregation="token_mean", max_tokens=1, tokens_per_pack=100))
+        ((pack,),) = batch.updates[0].packs
+        assert len(pack.tokens) == 1 + 2 + 11 + 2, "the prompt, and what each has sampled, once"
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=9), min_size=1, max_size=12))
+def test_what_segments_have_in_common_is_there_once(texts):
+    """Where nobody's tokens are trained on but each one's last: as many tokens as there are different beginnings."""
+    rng = np.random.default_rng(0)
+    samples = []
+    for number, text in enumerate(texts):
+        tokens = np.array([*text, 10 + number])  # a last token of its own
+        samples.append(replaced(make_sample(rng, len(tokens), number), tokens, (len(text), len(tokens))))
+    _, (pack,) = pack_samples(samples, 1000)
+    beginnings = {tuple(text[:end]) for text in texts for end in range(1, len(text) + 1)}
+    assert len(pack.tokens) == len(beginnings) + len(texts)
 
 
 def replaced(sample, tokens, turn):

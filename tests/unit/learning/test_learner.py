@@ -262,6 +262,13 @@ def test_a_critic_goes_on_to_the_bit(model_directories, tmp_path):
     np.testing.assert_allclose(scored[0][0][1:][mask], said.detach().numpy()[mask], atol=1e-5)
 
 
+def test_a_critic_that_has_learned_nothing_says_nothing(model_directories):
+    """Its head would be random otherwise, and the first advantages would be, too."""
+    (pack,) = critic_batch().updates[0].packs[0]
+    (values,) = make_critic(model_directories["llama"], 0).predict([pack])
+    assert pack.loss_mask.any() and not values.any()
+
+
 def make_critic(directory, seed):
     critic = CriticConfig(optimizer={"learning_rate": 1e-2})
     found = CriticLearner(str(directory), LearnerConfig(), seed, critic)
