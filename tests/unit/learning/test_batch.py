@@ -136,7 +136,7 @@ def test_what_an_agent_has_seen_is_packed_once():
 
 
 def test_a_history_is_shared_with_the_segment_that_has_most_of_it():
-    """Two responses that begin alike cannot share tokens, since both are trained on them; a third has one of them as history."""
+    """Two responses that begin alike cannot share tokens, since both are trained on them; a third has one as history."""
     rng = np.random.default_rng(0)
     short, long, later = (make_sample(rng, length, 0) for length in (3, 12, 14))
     seen = np.arange(12, dtype=np.int32)

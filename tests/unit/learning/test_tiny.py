@@ -10,8 +10,8 @@ CHARACTERS = "0123456789+= "
 
 
 def parameters_of(vocabulary, hidden, layers):
-    """Of a Llama without biases: embedding and head apart; four square projections, three of the feed-forward, two norms a layer;
-    a norm at the end."""
+    """Of a Llama without biases: embedding and head; a layer's four square projections, three of the feed-forward and two
+    norms; a norm at the end."""
     return 2 * vocabulary * hidden + layers * (4 * hidden**2 + 3 * hidden * 3 * hidden + 2 * hidden) + hidden
 
 
