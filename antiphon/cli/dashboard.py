@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from antiphon.cli.arguments import RunPath
 from antiphon.cli.dashboard_beside import end_with_stdin
 from antiphon.cli.errors import exit_on_error, forbid_imports_from
+from antiphon.cli.serve import SERVE_TOKEN_VARIABLE
 from antiphon.cli.tables import print_line
 
 
@@ -41,17 +42,26 @@ def show(
     ] = ("127.0.0.1"),
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8765,
     prefix: Annotated[str, typer.Option(help="Path at which a proxy shows the dashboard, such as /antiphon.")] = "",
+    model_server: Annotated[
+        str,
+        typer.Option(
+            help="URL of a model server for the chat page, such as http://127.0.0.1:8000/v1 of `antiphon serve`. "
+            f"Its token is taken from {SERVE_TOKEN_VARIABLE}."
+        ),
+    ] = "",
     beside: Annotated[str, typer.Option(hidden=True, help="The run that this process was started for.")] = "",
 ) -> None:
-    """Serve runs: curves, rollouts token by token, timelines and the record. Nothing is written into a run."""
+    """Serve runs: curves, rollouts token by token, timelines and the record. Only your notes are written into a run."""
     with exit_on_error():
         forbid_imports_from(runs)
+        from antiphon.dashboard.model_server import ModelServer
         from antiphon.dashboard.server import is_local, serve
 
         if not is_local(host):
             print_line(f"{host} can be reached from other machines, and what they read is not encrypted")
         if beside:
             threading.Thread(target=end_with_stdin, daemon=True, name="end with the run").start()
+        serve_token = os.environ.pop(SERVE_TOKEN_VARIABLE, "")
         serve(
             runs,
             _find_cache(),
@@ -59,6 +69,7 @@ def show(
             port=port,
             token=secrets.token_urlsafe(24),
             prefix=prefix,
+            model_server=ModelServer(model_server, serve_token) if model_server else None,
             announce=lambda address: print_line(address.replace("/?", f"/now/{quote(beside)}?") if beside else address),
         )
 

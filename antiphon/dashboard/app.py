@@ -16,6 +16,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from antiphon.core.errors import AntiphonError
+from antiphon.dashboard.chat_form import answer_chat
 from antiphon.dashboard.errors import RequestError
 from antiphon.dashboard.export import chart_csv, chart_svg
 from antiphon.dashboard.live import Changes
@@ -62,6 +63,7 @@ def create_app(site: Site, token: str, prefix: str = "", version: str = "") -> D
             routes.append(Route(path.replace("/", "/csv/", 1), _answer_chart(site, page, chart_csv, "text/csv")))
     routes.append(Route("/api/schema", lambda request: JsonResponse(describe_api())))
     routes.append(Route("/notes/{name:path}", answer_notes(site, templates), methods=["POST"]))
+    routes.append(Route("/chat/{name:path}", answer_chat(site, templates), methods=["POST"]))
     routes.append(Route("/live/{name:path}", _answer_changes(changes)))
     app = Starlette(
         routes=[*routes, Mount("/static", StaticFiles(directory=HERE / "static"))],

@@ -7,6 +7,7 @@ from typing import Any
 from antiphon.dashboard.params import Params
 from antiphon.dashboard.site import Site
 from antiphon.dashboard.views.attempt import AttemptPage, query_attempt
+from antiphon.dashboard.views.chat import ChatPage, query_chat
 from antiphon.dashboard.views.compare import ComparePage, query_compare
 from antiphon.dashboard.views.group import GroupPage, query_group
 from antiphon.dashboard.views.now import NowPage, query_now
@@ -43,6 +44,7 @@ PAGES = (
     Page("/rollouts/", query_rollouts, RolloutsPage, "rollouts.html"),
     Page("/group/", query_group, GroupPage, "group.html"),
     Page("/attempt/", query_attempt, AttemptPage, "attempt.html"),
+    Page("/chat/", query_chat, ChatPage, "chat.html"),
     Page("/record/", query_record, RecordPage, "record.html"),
     Page("/timeline/", query_timeline, TimelinePage, "timeline.html"),
     Page("/chart/", query_chart, ChartData),

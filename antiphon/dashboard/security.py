@@ -1,4 +1,4 @@
-"""The door of the dashboard: a token, no writing but notes from its own pages, safe headers, and the proxy's prefix."""
+"""The door of the dashboard: a token, forms from its own pages alone, safe headers, and the proxy's prefix."""
 
 import hashlib
 import hmac
@@ -21,6 +21,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
+FORMS = ("/notes/", "/chat/")  # paths to which the dashboard's own pages send forms
 LONGEST_ADDRESS = 8_192  # bytes of path and query
 REFUSED = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Antiphon</title>
 <meta name="viewport" content="width=device-width"><h1>This page needs the token</h1>
@@ -78,8 +79,8 @@ class Door:
     def _refuse(self, scope: Any) -> Response | None:
         """Return the response to a request that does not go on to a page; None if it does."""
         query = scope["query_string"]
-        is_write = scope["method"] == "POST" and scope["path"].startswith("/notes/") and bool(self._token)
-        if scope["method"] not in ("GET", "HEAD") and not is_write:
+        is_form = scope["method"] == "POST" and scope["path"].startswith(FORMS) and bool(self._token)
+        if scope["method"] not in ("GET", "HEAD") and not is_form:
             return JSONResponse({"error": "the dashboard is read-only"}, 405, {"Allow": "GET, HEAD"})
         if len(scope["path"]) + len(query) > LONGEST_ADDRESS:
             return JSONResponse({"error": "the address is too long"}, 414)
@@ -92,7 +93,7 @@ class Door:
         if self._is_token(_find_bearer(headers)):
             return None  # browsers send it for no other site
         if self._is_token(self._find_cookie(headers)):
-            is_allowed = not is_write or _is_from_own_page(headers)
+            is_allowed = not is_form or _is_from_own_page(headers)
             return None if is_allowed else JSONResponse({"error": "the request comes from another page"}, 403)
         if scope["path"].startswith("/api/"):
             return JSONResponse({"error": "the token is missing or wrong"}, 401, {"WWW-Authenticate": "Bearer"})

@@ -12,6 +12,7 @@ import uvicorn
 from antiphon import __version__
 from antiphon.core.errors import ConfigError
 from antiphon.dashboard.app import create_app
+from antiphon.dashboard.model_server import ModelServer
 from antiphon.dashboard.security import check_prefix
 from antiphon.dashboard.site import Site
 
@@ -26,6 +27,7 @@ def serve(
     port: int,
     token: str,
     prefix: str = "",
+    model_server: ModelServer | None = None,
     announce: Callable[[str], None],
 ) -> None:
     """Serve a folder of runs until SIGINT or SIGTERM.
@@ -37,13 +39,14 @@ def serve(
         port: Port to listen on; 0 takes a free one.
         token: Token that readers must have.
         prefix: Path at which a proxy shows the dashboard.
+        model_server: Server of the model that the chat page talks to.
         announce: Called with the address, token included, once it is ready.
 
     Raises:
         ConfigError: The folder is none, or the address cannot be listened on.
     """
     prefix = check_prefix(prefix)
-    site = Site.make(folder, cache)
+    site = Site.make(folder, cache, model_server)
     app = create_app(site, token, prefix, __version__)
     with _listen(host, port) as listener:
         place = listener.getsockname()

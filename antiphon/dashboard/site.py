@@ -9,6 +9,7 @@ from antiphon.dashboard.curves import Metrics, MetricsCache
 from antiphon.dashboard.differences import Differences
 from antiphon.dashboard.folder import RunFolder
 from antiphon.dashboard.index.worker import IndexWorker
+from antiphon.dashboard.model_server import ModelServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +22,13 @@ class Site:
     index: IndexWorker
     audits: Audits
     differences: Differences
+    model_server: ModelServer | None
 
     @classmethod
-    def make(cls, folder: Path, cache: Path) -> "Site":
-        """Make the site of a folder, with indices below `cache`."""
-        return cls(RunFolder(folder), CardReader(), MetricsCache(), IndexWorker(cache), Audits(), Differences())
+    def make(cls, folder: Path, cache: Path, model_server: ModelServer | None = None) -> "Site":
+        """Make the site of a folder, with indices below `cache`, whose chat page talks to a model server."""
+        readers = (RunFolder(folder), CardReader(), MetricsCache(), IndexWorker(cache), Audits(), Differences())
+        return cls(*readers, model_server)
 
     def read_card(self, name: str) -> RunCard:
         """Return the card of a run; raise `NotFoundError` if there is none."""

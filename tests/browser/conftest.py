@@ -2,6 +2,7 @@
 
 import pytest
 
+from antiphon.dashboard.model_server import ModelServer
 from tests.browser.serving import launched, served
 from tests.unit.dashboard.sites import make_run
 
@@ -17,8 +18,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(folder, tmp_path_factory):
-    """The address of a dashboard of `folder`."""
-    with served(folder, tmp_path_factory.mktemp("cache")) as found:
+    """The address of a dashboard of `folder`; its model server does not answer."""
+    server = ModelServer("http://127.0.0.1:1/v1")
+    with served(folder, tmp_path_factory.mktemp("cache"), server) as found:
         yield found
 
 

@@ -17,10 +17,10 @@ from tests.unit.dashboard.sites import TOKEN
 
 
 @contextmanager
-def served(folder, cache):
-    """Serve a folder on a free port; yields the address."""
+def served(folder, cache, model_server=None):
+    """Serve a folder on a free port, with a model server for its chat page; yields the address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        app = create_app(Site.make(folder, cache), TOKEN)
+        app = create_app(Site.make(folder, cache, model_server), TOKEN)
         config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

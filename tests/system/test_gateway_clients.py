@@ -1,26 +1,19 @@
-"""The official clients of OpenAI and Anthropic against engines of ours: a model that is served, and attempts that are captured.
-
-The model says what it was built to say: its next token depends on the one before alone.
-"""
+"""The official clients of OpenAI and Anthropic against engines of ours: a model that is served, attempts that are captured."""
 
 import asyncio
-import itertools
 import json
 import os
 import re
 import shutil
 import signal
 import string
-import subprocess
-import sys
 import threading
 
 import httpx
 import numpy as np
 import pytest
-import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
@@ -38,49 +31,18 @@ from antiphon.run.launch.engines import EngineStarter, start_engines
 from antiphon.service.model_server import load_serving_config, serve
 from antiphon.tasks.rendering import Renderer
 from tests.raising import raises_with
+from tests.system.parrot import CALL, serving, write_parrot
 
 pytestmark = pytest.mark.system
 
-CALL = '<tool_call>\n{"name": "look", "arguments": {"where": "é"}}\n</tool_call>'
-SAID = {"<|alphabet|>": [*string.ascii_lowercase], "<|tools|>": ["I will. ", CALL], "<|told|>": ["It is 42."]}
-TEMPLATE = (
-    "{% if tools %}{{ tools | tojson }}{% endif %}{% for message in messages %}{{ message.role }}:{{ message.content }}"
-    "{% for call in message.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}<eos>{% endfor %}"
-    "{% if messages[-1].role == 'tool' %}<|told|>{% elif tools %}<|tools|>{% else %}<|alphabet|>{% endif %}"
-)
 PROMPT = Prompt(id="p", task="t", messages=(Message("user", "Look!"),))
 SCHEMA = {"type": "object", "properties": {"where": {"type": "string"}}, "required": ["where"]}
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    """A model that begins with a mark and ends with <eos>, saying what is in `SAID`."""
-    directory = tmp_path_factory.mktemp("parrot")
-    words = ["<eos>", *string.printable, *SAID, "I will. ", CALL, "It is 42."]
-    characters = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, "?"))
-    characters.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
-    characters.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=characters, eos_token="<eos>")
-    tokenizer.add_special_tokens({"additional_special_tokens": [*SAID]})
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(directory)
-    config = LlamaConfig(
-        vocab_size=128, hidden_size=128, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=1024, eos_token_id=0, bos_token_id=None,
-    )  # fmt: skip
-    parrot = LlamaForCausalLM(config)
-    with torch.no_grad():
-        layer = parrot.model.layers[0]
-        layer.self_attn.o_proj.weight.zero_()
-        layer.mlp.down_proj.weight.zero_()
-        parrot.model.embed_tokens.weight.copy_(torch.eye(128))
-        parrot.lm_head.weight.zero_()
-        for mark, said in SAID.items():
-            path = [words.index(word) for word in (mark, *said, "<eos>")]
-            for now, then in itertools.pairwise(path):
-                parrot.lm_head.weight[then, now] = 5.0
-    parrot.save_pretrained(directory)
-    return directory
+    """A parrot."""
+    return write_parrot(tmp_path_factory.mktemp("parrot"))
 
 
 # --- a model that is served --------------------------------------------------------------------------------------------
@@ -90,23 +52,6 @@ def directory(tmp_path_factory):
 def served(directory, tmp_path_factory):
     """Address and token of `antiphon serve`."""
     yield from serving(directory, tmp_path_factory.mktemp("token"))
-
-
-def serving(directory, folder):
-    token = folder / "token"
-    token.write_text("open sesame".replace(" ", "-"))
-    arguments = ["serve", str(directory), "port=0", "engine.slots=4", "engine.device=cpu", "--token-file", str(token)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "antiphon", *arguments],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert process.stdout is not None
-    yield process.stdout.readline().strip(), "open-sesame"
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 0
-    process.stdout.close()
 
 
 def test_a_served_model_speaks_to_any_client_that_has_the_token(served):

@@ -148,7 +148,7 @@ def query_attempt(site: Site, params: Params) -> AttemptPage:
         siblings = record.list_siblings(row)[:MOST_SIBLINGS]
         causes = _explain(run, record, row)
         step = record.find_step(row.lineage, row.step)
-    trajectory, problem = _read_trajectory(run, row)
+    trajectory, problem = read_trajectory(run, row)
     number = params.integer("segment", 0) or 0
     stats, about = _read_stats(run, row, number, is_undone=step is not None and step.is_undone)
     view = _view_segment(site, params, trajectory, number, stats) if trajectory is not None else None
@@ -194,7 +194,7 @@ class _SegmentView:
     problem: str
 
 
-def _read_trajectory(run: Path, row: reader.AttemptRow) -> tuple[Trajectory | None, str]:
+def read_trajectory(run: Path, row: reader.AttemptRow) -> tuple[Trajectory | None, str]:
     """Return the trajectory of an attempt, and the reason if there is none."""
     if row.file is None:
         return None, "No trajectory is on record: the attempt was aborted while it ran, or it still runs."

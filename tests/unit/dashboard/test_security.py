@@ -10,7 +10,7 @@ from antiphon.dashboard.server import is_local
 from tests.raising import raises_with
 from tests.unit.dashboard.sites import TOKEN, make_run, open_dashboard
 
-PATHS = ["/runs", "/run/simulated", "/rollouts/simulated", "/record/simulated", "/timeline/simulated", "/compare"]
+PATHS = [f"/{page}/simulated" for page in ("run", "rollouts", "record", "timeline", "chat")] + ["/runs", "/compare"]
 # Requests that try to leave the folder, to break the query language, or to exhaust the server.
 OUTSIDE = [
     "/run/../../etc/passwd",
