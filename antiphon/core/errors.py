@@ -8,6 +8,7 @@ AntiphonError
 ├── DataError          a dataset, model or file that is missing or not what was promised
 ├── WorkerDiedError         a worker process is gone; carries the traceback it left, or the signal that ended it
 ├── StallError         a wait ran past its deadline; carries the table of who waits for whom, and the key of the deadline
+├── BudgetError        the models that rewards ask have cost all that they may
 ├── NonFiniteError     a gradient is not finite, and such updates are not, or not any longer, to be skipped
 ├── FreshnessError     a group older than the asynchronous ratio allows was about to be trained on (a bug, never data)
 ├── RolloutError       no attempt succeeds any more; carries the last failure
@@ -158,6 +159,13 @@ class StallError(AntiphonError):
     def __init__(self, message: str, key: str = "", *, owner: str = "", on: str = "") -> None:
         super().__init__(message)
         self.key, self.owner, self.on = key, owner, on
+
+
+class BudgetError(AntiphonError):
+    """The remote judges of a run have cost their budget, or do not say what they cost.
+
+    Cure: raise `grading.judge_budget` and resume.
+    """
 
 
 class NonFiniteError(AntiphonError):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,8 +18,19 @@ class ChatRequestError(Exception):
     """The model did not reply within all attempts."""
 
 
+@dataclass(slots=True)
+class ChatUsage:
+    """What was sent to a model so far, and the tokens that it counted."""
+
+    requests: int = 0  # tries included
+    retries: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    uncounted: int = 0  # replies that did not say how many tokens they took
+
+
 class OpenAIChatClient:
-    """Sends chats to a model."""
+    """Sends chats to a model. `usage` counts what was sent."""
 
     def __init__(self, address: str, model: str, key: str = "", *, attempts: int = 5, timeout: float = 60.0) -> None:
         """Create a client.
@@ -35,6 +47,7 @@ class OpenAIChatClient:
         self._model = model
         self._attempts = attempts
         self._timeout = timeout
+        self.usage = ChatUsage()
         # Callers limit how many requests run at once.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         self._client = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits)
@@ -51,6 +64,8 @@ class OpenAIChatClient:
         """
         body = {"model": self._model, "messages": list(messages), **settings}
         for attempt in range(1, self._attempts + 1):
+            self.usage.requests += 1
+            self.usage.retries += attempt > 1
             try:
                 async with asyncio.timeout(self._timeout):  # httpx's own time-out is for each packet
                     response = await self._client.post(self._url, json=body)
@@ -58,6 +73,7 @@ class OpenAIChatClient:
                 failure, again, pause = f"{type(error).__name__} {error}".strip(), True, 0.0
             else:
                 if response.status_code == httpx.codes.OK:
+                    self._count(response)
                     return _reply(response)
                 failure = f"HTTP {response.status_code} {response.text[:200]}".strip()
                 again, pause = response.status_code in RETRIED_STATUSES, _requested_pause(response)
@@ -65,6 +81,16 @@ class OpenAIChatClient:
                 break
             await asyncio.sleep(min(max(pause, PAUSE * 2 ** (attempt - 1)), LONGEST_PAUSE))
         raise ChatRequestError(f"{self._url}: {failure}, the last of {attempt} tries")
+
+    def _count(self, response: httpx.Response) -> None:
+        try:
+            told = response.json()["usage"]
+            tokens = int(told["prompt_tokens"]), int(told["completion_tokens"])
+        except (ValueError, LookupError, TypeError):
+            self.usage.uncounted += 1
+            return
+        self.usage.input_tokens += tokens[0]
+        self.usage.output_tokens += tokens[1]
 
     async def close(self) -> None:
         """Close all connections."""

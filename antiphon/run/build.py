@@ -18,7 +18,7 @@ from antiphon.run.config import RunConfig
 from antiphon.run.config_checks.user_functions import add_declared_needs, check_import_paths
 from antiphon.run.device_sharing import SharedDevices
 from antiphon.run.launch.context import LaunchContext, open_cluster
-from antiphon.run.launch.graders import start_graders, start_judges
+from antiphon.run.launch.graders import Judges, start_graders, start_judges
 from antiphon.run.launch.model_checks import check_installed, check_model
 from antiphon.run.launch.model_directory import model_directory
 from antiphon.run.launch.models import start_training
@@ -33,6 +33,7 @@ from antiphon.run.publisher import WeightPublisher
 from antiphon.run.reward_checks import check_rewards_at_start
 from antiphon.run.server_checks import check_servers
 from antiphon.tasks.rendering import Renderer
+from antiphon.tasks.rewards.remote_judge import RemoteJudges
 from antiphon.weights.base import TransferContext
 from antiphon.weights.shared_directory import shared_directory
 
@@ -75,7 +76,8 @@ async def start_run(config: RunConfig, *, overwrite: bool = False, resume: bool 
             report=record.view.message,
         )
         tasks.renderer = Renderer(model)
-        devices = await _start_workers(context, model, tasks, record, stack)
+        judges = await start_judges(context, stack)
+        devices = await _start_workers(context, model, tasks, record, judges, stack)
         run = Run(
             Components(
                 config=config,
@@ -84,6 +86,7 @@ async def start_run(config: RunConfig, *, overwrite: bool = False, resume: bool 
                 rollouts=devices.rollouts,
                 weights=WeightPublisher(config, context.deadlines, devices, transfer, record.first_version),
                 record=record,
+                remote_judges=judges.remote_judges or RemoteJudges(),
                 hooks=load_group_hooks(config.rollout, config.tasks, config.plan_evaluation(), tasks.mixture),
             )
         )
@@ -103,10 +106,9 @@ async def _prepare_model(cluster: Cluster, directory: RunDirectory, config: RunC
 
 
 async def _start_workers(
-    context: LaunchContext, model: Path, tasks: TaskData, record: RunRecord, stack: AsyncExitStack
+    context: LaunchContext, model: Path, tasks: TaskData, record: RunRecord, judges: Judges, stack: AsyncExitStack
 ) -> SharedDevices:
     """Start graders, so that a reward that cannot be built is found before models are loaded; then all other parts."""
-    judges = await start_judges(context, stack)
     grader_stack = await stack.enter_async_context(AsyncExitStack())
     graders = await grader_stack.enter_async_context(start_graders(context, judges))
     if record.resumption is None:

@@ -9,6 +9,7 @@ from antiphon.run.config import RunConfig
 from antiphon.run.launch.record import RunRecord
 from antiphon.run.launch.tasks import TaskData
 from antiphon.run.publisher import WeightPublisher
+from antiphon.tasks.rewards.remote_judge import RemoteJudges
 
 
 @dataclass(slots=True, kw_only=True)
@@ -23,6 +24,7 @@ class Components:
         weights: The policy's version, and the learner behind it.
         record: Everything that is written.
         hooks: The user's functions that fill and filter groups.
+        remote_judges: Judges behind an address, and what they cost.
     """
 
     config: RunConfig
@@ -32,6 +34,7 @@ class Components:
     weights: WeightPublisher
     record: RunRecord
     hooks: GroupHooks = field(default_factory=GroupHooks)
+    remote_judges: RemoteJudges = field(default_factory=RemoteJudges)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,4 +45,5 @@ class Progress:
     measures: dict[str, float] = field(default_factory=dict)  # of the same evaluation
     warm_start_seconds: float = 0.0
     seconds: float = 0.0  # of reinforcement learning
+    judges: dict[str, float] = field(default_factory=dict)  # what remote ones were asked, and cost
     alarms: dict[str, int] = field(default_factory=dict)  # each that was raised, with the first step of it

@@ -21,6 +21,7 @@ from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.evaluation import TaskPlan
 from antiphon.run.config_checks import find_problems
 from antiphon.tasks.config import CheckConfig, GradingConfig, TaskConfig
+from antiphon.tasks.rewards.remote_judge import iterate_remote_judges
 from antiphon.tasks.rewards.reward_model import ClassifierOptions, iterate_classifiers
 from antiphon.weights.config import WeightSyncConfig
 
@@ -163,6 +164,11 @@ class RunConfig(Config):
         """The reward models that tasks ask, each once."""
         found = (model for task in self.tasks for model in iterate_classifiers(task.reward, task.reward_options))
         return list(dict.fromkeys(found))
+
+    @property
+    def remote_judges(self) -> list[dict[str, Any]]:
+        """The options of the judges behind an address that tasks ask."""
+        return [each for task in self.tasks for each in iterate_remote_judges(task.reward, task.reward_options)]
 
     @property
     def placements(self) -> dict[str, str]:

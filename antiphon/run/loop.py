@@ -36,7 +36,7 @@ from antiphon.run.checkpoints import RunCheckpoints
 from antiphon.run.components import Components, Progress
 from antiphon.run.evaluations import Evaluations, evaluate_newest
 from antiphon.run.publisher import LearnerAccess
-from antiphon.run.step_metrics import describe_step
+from antiphon.run.step_metrics import describe_judges, describe_step
 from antiphon.run.stepping import StepMetrics, Stepper
 from antiphon.run.summary import summarize_accuracy
 from antiphon.run.supervision import StopSignal, name_step_in_errors, run_supervised
@@ -57,6 +57,8 @@ class Run:
         self.config = parts.config
         resumption = parts.record.resumption
         self.progress = Progress(**resumption.state["progress"]) if resumption else Progress()
+        if self.progress.judges:
+            parts.remote_judges.restore(self.progress.judges)
         self._algorithm_state = AlgorithmState()
         self._checkpoints = RunCheckpoints(parts)
         self._evaluations = Evaluations(parts)
@@ -281,7 +283,7 @@ class Run:
             scheduler.admit()  # after `state` is taken: a resume draws these prompts again
             if state is not None:
                 await self._checkpoints.save(owner, learner, state)
-        return metrics | result.metrics
+        return metrics | result.metrics | describe_judges(parts.remote_judges)
 
     async def _next_groups(self, scheduler: Scheduler) -> list[Group]:
         """Wait for the groups of the next step. Their deadline begins when engines have loaded what they need."""
@@ -334,6 +336,7 @@ class Run:
     def _checkpoint_state(self, step: int, scheduler: Scheduler) -> dict[str, Any]:
         """Return the state of the run after `step` for a checkpoint, without that of its models."""
         self.progress.seconds = _now() - self._since
+        self.progress.judges = asdict(self.parts.remote_judges.usage)
         version = self.parts.weights.version
         return {
             "step": step,

@@ -32,6 +32,7 @@ from antiphon.run.launch.context import LaunchContext
 from antiphon.run.launch.graders import Judges, start_graders
 from antiphon.run.launch.rollouts import start_rollouts
 from antiphon.run.supervision import run_supervised
+from antiphon.tasks.rewards.remote_judge import remote_judge_key
 
 ENGINES = 1000  # that a worker may have in its life, for each to have a number of its own
 
@@ -93,6 +94,7 @@ class RolloutWorkerProcess(AsyncWorker):
             judges = Judges(
                 {task.name: partial(self._ask, task.name) for task in config.tasks if task.judge is not None},
                 {model: partial(self._ask, model) for model in config.classifiers},
+                {key: partial(self._ask, key) for key in map(remote_judge_key, config.remote_judges)},
             )
             graders = await stack.enter_async_context(start_graders(context, judges))
             rollouts = await start_rollouts(context, self._model, graders, stack, self._devices.__getitem__)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from antiphon.core.types import Group, GroupOutcome, TrajectoryMeta
 from antiphon.rollout.backend import RolloutBackend
 from antiphon.rollout.scheduler import Scheduler
 from antiphon.tasks.base import FLAG_PREFIX
+from antiphon.tasks.rewards.remote_judge import RemoteJudges
 
 
 def describe_step(groups: Sequence[Group], scheduler: Scheduler, rollouts: RolloutBackend) -> dict[str, float]:
@@ -33,6 +35,11 @@ def describe_step(groups: Sequence[Group], scheduler: Scheduler, rollouts: Rollo
         "groups/stale": float(scheduler.take_group_count(GroupOutcome.STALE)),
         **scheduler.bias_meter.metrics(),
     }
+
+
+def describe_judges(judges: RemoteJudges) -> dict[str, float]:
+    """Return what the judges behind an address were asked since the run began, and what that cost; nothing without any."""
+    return {f"judge/{name}": float(value) for name, value in asdict(judges.usage).items()} if judges.judges else {}
 
 
 def _describe_tasks(metas: Sequence[TrajectoryMeta]) -> dict[str, float]:

@@ -108,7 +108,8 @@ def test_judge_engines_start_on_demand_and_end_when_idle(project, monkeypatch):
         context = LaunchContext(cluster=cluster, config=settings, deadlines=deadlines, events=events)
         started, ended = [], []
         try:
-            async with start_graders(context) as (grading, (_, _, (pool,))):
+            async with start_graders(context) as (grading, models):
+                (pool,) = models.pools
                 watch = asyncio.create_task(pool.watch())
                 for _ in range(2):
                     asked = asyncio.gather(*(grading.score(prompt, transcript) for _ in range(6)))

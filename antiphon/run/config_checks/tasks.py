@@ -7,6 +7,7 @@ from antiphon.run.config_checks.common import Problem
 from antiphon.tasks.config import TaskConfig
 from antiphon.tasks.environments import max_turns
 from antiphon.tasks.rewards import ASYNCHRONOUS, COMPOSED, REWARDS
+from antiphon.tasks.rewards.remote_judge import iterate_remote_judges
 
 if TYPE_CHECKING:
     from antiphon.run.config import RunConfig
@@ -33,6 +34,7 @@ def check_tasks(config: "RunConfig") -> Iterator[Problem]:
                     f"{at}.judge",
                     "cannot be combined with rollout.deterministic: replies of its engines depend on the order of requests",
                 )
+        yield from _check_remote_judges(config, task, at)
         yield from _check_group_reward(config, task, at)
         yield from _check_agent(config, task, at)
         if task.environment:
@@ -104,6 +106,26 @@ def _check_judge_concurrency(config: "RunConfig", task: TaskConfig, at: str) -> 
             f"{least} engines with {slots} slots together (engine.slots) serve all {questions} concurrent requests "
             "(grading.concurrency), so no other engine would ever start: raise grading.concurrency or lower engine.slots",
         )
+
+
+def _check_remote_judges(config: "RunConfig", task: TaskConfig, at: str) -> Iterator[Problem]:
+    """Check that the cost of judges is known where it is bounded, and that waiting for their rate takes no grading too long."""
+    if task.grading is not None and task.grading.judge_budget:
+        yield f"{at}.grading.judge_budget", "belongs to the run: set grading.judge_budget"
+    grading = task.grading or config.grading
+    at_once = grading.concurrency * max(config.rollout.workers, 1)
+    for options in iterate_remote_judges(task.reward, task.reward_options):
+        if config.grading.judge_budget and not (options.get("input_price") or options.get("output_price")):
+            message = "needs the input_price or output_price of each judge, the cost of a million tokens"
+            yield "grading.judge_budget", f"{message}: task {task.name!r} has none"
+        rate = options.get("requests_per_minute") or 0
+        longest = at_once * 60 / rate if isinstance(rate, int | float) and rate > 0 else 0.0
+        if longest > grading.deadline:
+            message = (
+                f"{at_once} gradings at once (grading.concurrency) with {rate:g} requests a minute wait up to {longest:g} s, "
+                f"longer than grading.deadline, {grading.deadline:g} s: lower grading.concurrency or raise grading.deadline"
+            )
+            yield f"{at}.reward_options", message
 
 
 def _check_episode_length(config: "RunConfig", task: TaskConfig) -> Iterator[Problem]:

@@ -24,6 +24,7 @@ from antiphon.tasks.grading.pools import GradingPools, Pools
 from antiphon.tasks.grading.router import RewardRouter
 from antiphon.tasks.grading.worker_process import PoolSettings
 from antiphon.tasks.rendering import Renderer
+from antiphon.tasks.rewards.remote_judge import RemoteJudges
 from antiphon.tasks.rewards.reward_model import ClassifierOptions, Classify
 
 HOST_WORKER = "antiphon.tasks.grading.host:GradingHostWorker"
@@ -34,12 +35,18 @@ class Judges(NamedTuple):
 
     generate: Mapping[str, Generate] = {}  # asks the judge of a task
     classify: Mapping[ClassifierOptions, Classify] = {}  # asks a reward model
+    remote: Mapping[str, Generate] = {}  # asks a judge behind an address, by `remote_judge_key`
     pools: Sequence[EnginePool] = ()  # of the judges
+    remote_judges: RemoteJudges | None = None  # that `remote` asks, if they run here
 
     @property
     def answerers(self) -> dict[Hashable, Answerer]:
-        """The callables that answer rollout workers, by the task of a judge or the options of a reward model."""
-        named: list[tuple[Hashable, Answerer]] = [*self.generate.items(), *self.classify.items()]
+        """The callables that answer rollout workers, by the task or key of a judge or the options of a reward model."""
+        named: list[tuple[Hashable, Answerer]] = [
+            *self.generate.items(),
+            *self.classify.items(),
+            *self.remote.items(),
+        ]
         return dict(named)
 
 
@@ -65,6 +72,7 @@ async def start_graders(context: LaunchContext, judges: Judges | None = None) ->
             context.deadlines,
             judges.generate,
             judges.classify,
+            judges.remote,
             partial(_make_pools, context),
         )
         yield Graders(await stack.enter_async_context(router), judges)
@@ -127,7 +135,9 @@ async def start_judges(context: LaunchContext, stack: AsyncExitStack) -> Judges:
             pool, generate[task.name] = await _start_judge(context, task.name, task.judge, first)
             first += task.judge.replicas
             pools.append(pool)
-    return Judges(generate, await start_classifiers(context, stack), pools)
+    remote = RemoteJudges(context.config.remote_judges, context.config.grading.judge_budget)
+    stack.push_async_callback(remote.close)
+    return Judges(generate, await start_classifiers(context, stack), remote.judges, pools, remote)
 
 
 async def _start_judge(

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from antiphon.core.deadlines import Deadlines
-from antiphon.core.errors import AntiphonError, ConfigError, StallError, WorkerDiedError
+from antiphon.core.errors import AntiphonError, BudgetError, ConfigError, StallError, WorkerDiedError
 from antiphon.core.types import Prompt, Score, ScoreStatus
 from antiphon.core.user_errors import describe_error
 from antiphon.tasks.base import FLAG_PREFIX, AsyncReward, Generate, Transcript, UnreachableError, as_score
@@ -25,6 +25,7 @@ from antiphon.tasks.grading.worker import marked
 from antiphon.tasks.grading.worker_process import PoolSettings
 from antiphon.tasks.rewards import COMPOSED, build_reward, is_asynchronous, reads_only_text
 from antiphon.tasks.rewards.composed import Composition
+from antiphon.tasks.rewards.remote_judge import remote_judge_key, without_remote
 from antiphon.tasks.rewards.reward_model import ClassifierOptions, Classify, iterate_classifiers
 
 
@@ -77,6 +78,7 @@ class AsyncGrader:
         Raises:
             WorkerDiedError: It was closed, or what the reward asks is gone.
             StallError: What the reward asks did not come.
+            BudgetError: What the reward asks has cost its budget.
         """
         if self._reward is None:
             raise WorkerDiedError(f"{self._where}: was closed")
@@ -86,7 +88,7 @@ class AsyncGrader:
                 async with limit:
                     verdict = await self._wait(self._reward(prompt, transcript), prompt)
                 score = replace(marked(as_score(verdict), prompt, transcript), grader="the run's process")
-            except (WorkerDiedError, StallError):
+            except (WorkerDiedError, StallError, BudgetError):
                 raise
             except Exception as error:  # noqa: BLE001 - named boundary: user code
                 return self._failed(error, limit.expired())
@@ -122,6 +124,7 @@ class RewardRouter:
         deadlines: Deadlines,
         generate: Mapping[str, Generate] | None = None,
         classify: Mapping[ClassifierOptions, Classify] | None = None,
+        remote: Mapping[str, Generate] | None = None,
         make_pools: Callable[[Sequence[PoolSettings]], Pools] | None = None,
     ) -> None:
         """Set up the pools and graders of all tasks.
@@ -132,6 +135,7 @@ class RewardRouter:
             deadlines: Deadlines of all waits.
             generate: For each task with a judge, the callable that queries it.
             classify: For each reward model, the callable that queries it.
+            remote: For each remote judge, by `remote_judge_key`, the callable that queries it. Else rewards have their own.
             make_pools: Makes the pools of processes; by default they are on this machine, and see its devices.
         """
         self._of: dict[str, Grader] = {}
@@ -149,6 +153,9 @@ class RewardRouter:
                         asking["generate"] = generate[task.name]
                     if classify and (models := [*iterate_classifiers(reward, options)]):
                         asking["classify"] = classify[models[0]]
+                    if remote and reward == "judge" and "address" in options:
+                        asking["generate"] = remote[remote_judge_key(options)]
+                        options = without_remote(options)
                     self._of[name] = AsyncGrader(name, reward, {**options, **asking}, grading, deadlines)
                 else:
                     alone.setdefault(_Pool(own, _confined(reward, options, grading)), {})[name] = reward, options

@@ -12,12 +12,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from antiphon.core.config import read_secret
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import Message, Prompt, Score, ScoreStatus
-from antiphon.engines.openai import ChatRequestError, OpenAIChatClient
-from antiphon.tasks.base import Generate, Transcript, UnreachableError
+from antiphon.tasks.base import Generate, Transcript
 from antiphon.tasks.rewards.extract import ground_truth
+from antiphon.tasks.rewards.remote_judge import RemoteJudge
 
 END = "Judge it by the rubric, whatever it says, and end with the line of the verdict."
 RUBRIC = "Judge how correct, complete and helpful the response is."
@@ -54,9 +53,8 @@ class Judge:
             scale: The worst and the best score that the judge may give.
             reference: Key of a response in the payload to compare with.
             disagreement: Result of a comparison whose two verdicts differ.
-            generate: Asks the task's own judge model.
-            model: Without `generate`: address, model, key (name of an environment variable), attempts, timeout (seconds of one
-                try) and settings (of the request, such as temperature).
+            generate: Asks the judge model; the run provides it.
+            model: Without `generate`: options of a `RemoteJudge`.
         """
         self._low, self._high = map(float, scale)
         if not self._low < self._high:
@@ -64,11 +62,15 @@ class Judge:
         if disagreement not in ("tie", "ungraded"):
             raise ConfigError(f"disagreement {disagreement!r} must be tie or ungraded")
         if bool(generate) == bool(model):
-            raise ConfigError("a judge has either an address and a model, or the task's `judge`")
+            extra = f"; not known, or not needed here: {', '.join(model)}" if generate else ""
+            raise ConfigError(f"a judge has either an address and a model, or the task's `judge`{extra}")
         self._rubric = rubric
         self._reference = reference
         self._disagreement = disagreement
-        self._ask = generate or _RemoteJudge(**model)
+        self._own: RemoteJudge | None = None
+        if generate is None:
+            generate = self._own = RemoteJudge(**model)
+        self._ask = generate
 
     async def __call__(self, prompt: Prompt, transcript: Transcript) -> Score:
         """Score a trajectory; `UnreachableError` if the judge does not reply."""
@@ -120,35 +122,9 @@ class Judge:
         return found[0] if len(found) == 1 == reply.count(marker) else None
 
     async def close(self) -> None:
-        """Close the connections."""
-        if isinstance(self._ask, _RemoteJudge):
-            await self._ask.close()
-
-
-class _RemoteJudge:
-    """A judge model behind an address."""
-
-    def __init__(
-        self,
-        address: str,
-        model: str,
-        key: str = "",
-        attempts: int = 5,
-        timeout: float = 60.0,
-        settings: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._chat = OpenAIChatClient(
-            address, model, read_secret(key) if key else "", attempts=attempts, timeout=timeout
-        )
-        self._settings = {"temperature": 0.0, **(settings or {})}
-        self.close = self._chat.close
-
-    async def __call__(self, messages: list[Message]) -> str:
-        sent = [{"role": message.role, "content": message.content} for message in messages]
-        try:
-            return await self._chat(sent, **self._settings)
-        except ChatRequestError as error:
-            raise UnreachableError(f"the judge at {error}") from error
+        """Close the connections of a client of its own."""
+        if self._own is not None:
+            await self._own.close()
 
 
 def _split(transcript: Transcript) -> list[Message]:

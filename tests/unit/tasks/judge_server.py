@@ -44,6 +44,10 @@ class Handler(BaseHTTPRequestHandler):
                 self.reply(200, json.dumps({"choices": []}))
             case ["say", text]:
                 self.reply(200, chat(text.replace("_", " ").replace("|", "\n").replace("MARK", mark)))
+            case ["count"]:
+                self.reply(200, chat(f"{mark} {times}"))
+            case ["uncounted"]:
+                self.reply(200, chat(f"{mark} 7", usage=None))
             case ["echo"]:
                 self.reply(200, chat(f"{question}\n{mark} 3"))
             case ["key"]:
@@ -62,8 +66,8 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *args: object) -> None: ...
 
 
-def chat(text: str) -> str:
-    return json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]})
+def chat(text: str, usage: object = {"prompt_tokens": 1000, "completion_tokens": 10}) -> str:
+    return json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}], "usage": usage})
 
 
 class Server(ThreadingHTTPServer):
