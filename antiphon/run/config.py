@@ -21,7 +21,7 @@ from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.evaluation import TaskPlan
 from antiphon.run.config_checks import find_problems
 from antiphon.tasks.config import CheckConfig, GradingConfig, TaskConfig
-from antiphon.tasks.rewards.remote_judge import iterate_remote_judges
+from antiphon.tasks.rewards.judge_options import iterate_remote_judges
 from antiphon.tasks.rewards.reward_model import ClassifierOptions, iterate_classifiers
 from antiphon.weights.config import WeightSyncConfig
 

@@ -32,7 +32,7 @@ from antiphon.run.launch.context import LaunchContext
 from antiphon.run.launch.graders import Judges, start_graders
 from antiphon.run.launch.rollouts import start_rollouts
 from antiphon.run.supervision import run_supervised
-from antiphon.tasks.rewards.remote_judge import remote_judge_key
+from antiphon.tasks.rewards.judge_options import remote_judge_key
 
 ENGINES = 1000  # that a worker may have in its life, for each to have a number of its own
 

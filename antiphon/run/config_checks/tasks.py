@@ -7,7 +7,7 @@ from antiphon.run.config_checks.common import Problem
 from antiphon.tasks.config import TaskConfig
 from antiphon.tasks.environments import max_turns
 from antiphon.tasks.rewards import ASYNCHRONOUS, COMPOSED, REWARDS
-from antiphon.tasks.rewards.remote_judge import iterate_remote_judges
+from antiphon.tasks.rewards.judge_options import iterate_remote_judges
 
 if TYPE_CHECKING:
     from antiphon.run.config import RunConfig

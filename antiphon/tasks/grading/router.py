@@ -25,7 +25,7 @@ from antiphon.tasks.grading.worker import marked
 from antiphon.tasks.grading.worker_process import PoolSettings
 from antiphon.tasks.rewards import COMPOSED, build_reward, is_asynchronous, reads_only_text
 from antiphon.tasks.rewards.composed import Composition
-from antiphon.tasks.rewards.remote_judge import remote_judge_key, without_remote
+from antiphon.tasks.rewards.judge_options import remote_judge_key, without_remote
 from antiphon.tasks.rewards.reward_model import ClassifierOptions, Classify, iterate_classifiers
 
 

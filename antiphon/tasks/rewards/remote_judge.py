@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from antiphon.core.errors import BudgetError, ConfigError
 from antiphon.core.types import Message
 from antiphon.engines.openai import ChatRequestError, OpenAIChatClient
 from antiphon.tasks.base import UnreachableError
-from antiphon.tasks.rewards import COMPOSED
+from antiphon.tasks.rewards.judge_options import remote_judge_key
 
 MOST_REPLIES = 20_000  # that are kept
 MILLION = 1e6
@@ -194,26 +194,3 @@ class RemoteJudges:
         if (cost := self.usage.cost) >= self._budget:
             message = f"judges have cost {cost:.6g} of grading.judge_budget {self._budget:g}: raise it and resume"
             raise BudgetError(message)
-
-
-def remote_judge_key(options: Mapping[str, Any]) -> str:
-    """Return what equal judges have in common."""
-    return json.dumps({name: options[name] for name in sorted(options.keys() & _OPTIONS)}, sort_keys=True, default=str)
-
-
-def without_remote(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a judge that are not about where its model is."""
-    return {name: value for name, value in options.items() if name not in _OPTIONS}
-
-
-def iterate_remote_judges(reward: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the options of each remote model that a reward or a part of it asks."""
-    parts = options.get("parts") if reward in COMPOSED else None
-    for part in parts.values() if isinstance(parts, Mapping) else ():
-        if isinstance(part, Mapping):
-            yield from iterate_remote_judges(str(part.get("reward")), part.get("options") or {})
-    if reward == "judge" and "address" in options:
-        yield {name: value for name, value in options.items() if name in _OPTIONS}
-
-
-_OPTIONS = frozenset(RemoteJudge.__init__.__annotations__) - {"check", "return"}

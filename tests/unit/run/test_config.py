@@ -256,6 +256,7 @@ def test_a_bad_override_names_itself(file, override, key, value, line):
 
 PPO = ["algorithm.recipe=ppo", "critic.count=1"]
 TURNS = ["rollout.max_turns=9"]
+REMOTE = ["tasks.0.reward=judge", "tasks.0.reward_options={address: 'http://j/v1', model: m}"]
 
 
 @pytest.mark.parametrize(
@@ -344,10 +345,31 @@ TURNS = ["rollout.max_turns=9"]
         (["tasks.0.reward=exactmatch"], "tasks.0.reward"),
         (["tasks.0.prompts.source=jsonn"], "tasks.0.prompts.source"),
         (["tasks.0.environment=guess", "rollout.max_turns=3"], "tasks.0.environment"),
+        ([*REMOTE, "grading.judge_budget=1"], "grading.judge_budget"),
+        ([*REMOTE, "tasks.0.grading.judge_budget=1"], "tasks.0.grading.judge_budget"),
+        ([*REMOTE, "tasks.0.reward_options.requests_per_minute=300"], "tasks.0.reward_options"),
+        (
+            [*REMOTE, "tasks.0.reward_options.requests_per_minute=600", "rollout.workers=2", "engine.replicas=2"],
+            "tasks.0.reward_options",
+        ),
     ],
 )
 def test_impossible_combinations_are_refused(file, overrides, key):
     assert [mistake.key for mistake in refused(file, *overrides).mistakes] == [key]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["tasks.0.reward_options.requests_per_minute=600"],
+        ["tasks.0.reward_options.requests_per_minute=300", "grading.deadline=13"],
+        ["tasks.0.reward_options.requests_per_minute=300", "grading.concurrency=50"],
+        ["tasks.0.reward_options.output_price=2", "grading.judge_budget=1"],
+    ],
+)
+def test_a_remote_judge_within_its_bounds_is_fine(file, overrides):
+    (options,) = load(file, [*REMOTE, *overrides], model=RunConfig).remote_judges
+    assert options["model"] == "m"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What a judge behind an address is sent: each question once, at its rate, and no more than the budget pays."""
 
 import asyncio
+import inspect
 import subprocess
 import sys
 import time
@@ -12,7 +13,8 @@ import pytest
 from antiphon.core.errors import BudgetError, ConfigError
 from antiphon.core.types import Message
 from antiphon.tasks.base import UnreachableError
-from antiphon.tasks.rewards.remote_judge import RemoteJudge, RemoteJudges, iterate_remote_judges, remote_judge_key
+from antiphon.tasks.rewards.judge_options import REMOTE_OPTIONS, iterate_remote_judges, remote_judge_key, without_remote
+from antiphon.tasks.rewards.remote_judge import RemoteJudge, RemoteJudges
 from tests.raising import raises_with
 
 SERVER = Path(__file__).with_name("judge_server.py")
@@ -163,6 +165,11 @@ def test_numbers_that_cannot_be_are_refused(name, value):
 def test_a_judge_without_a_model_is_refused():
     with raises_with(ConfigError, key="reward_options"):
         RemoteJudges([{"address": "http://127.0.0.1:1/v1"}])
+
+
+def test_options_of_the_model_are_those_that_it_takes():
+    assert inspect.signature(RemoteJudge).parameters.keys() - {"check"} == REMOTE_OPTIONS
+    assert without_remote({"address": "a", "scale": [0, 1], "cache": False}) == {"scale": [0, 1]}
 
 
 def test_judges_are_found_in_rewards_and_their_parts():
