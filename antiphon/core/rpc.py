@@ -23,6 +23,10 @@ Answerer = Callable[..., Awaitable[Any]]  # answers one question of a worker
 STARTED = 0  # the call that is open from the beginning: answered once the worker serves calls
 
 
+class AnswererDiedError(WorkerDiedError):
+    """What a worker asked its client for is gone. The worker itself is not."""
+
+
 class Reply(NamedTuple):
     """Message of a worker to its client."""
 
@@ -191,6 +195,8 @@ class Client:
     async def _answer(self, number: int, name: Hashable, args: tuple[Any, ...]) -> None:
         try:
             answer = True, await self._answerers[name](*args)
+        except WorkerDiedError as error:
+            answer = False, AnswererDiedError(str(error))
         except Exception as error:  # noqa: BLE001 - named boundary: it goes to whoever asked
             answer = False, error
         with suppress(AntiphonError):  # it is dead

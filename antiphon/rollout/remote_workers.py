@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import StallError, WorkerDiedError
-from antiphon.core.rpc import Answerer, Client, Reply
+from antiphon.core.rpc import Answerer, AnswererDiedError, Client, Reply
 from antiphon.core.types import AttemptId, OnUpdate, PolicyVersion, Prompt, Sampling, Trajectory, WeightsUpdate
 from antiphon.core.workers import WorkerHandle
 from antiphon.record.events import Events
@@ -299,6 +299,8 @@ class RolloutWorkers(RolloutBackend):
             worker.open[group] += 1
             try:
                 return await worker.call(method, *args)
+            except AnswererDiedError:  # a judge is gone, and every worker asks the same one
+                raise
             except WorkerDiedError as error:
                 self._lose(worker, error)
             finally:

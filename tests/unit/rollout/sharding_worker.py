@@ -1,8 +1,24 @@
 """A rollout worker that answers at once, or never."""
 
-from antiphon.core.rpc import STARTED, Reply
+import asyncio
+
+from antiphon.core.rpc import STARTED, AsyncWorker, Reply
 from antiphon.core.workers import Worker
 from antiphon.rollout.remote_workers import Counts
+
+
+class Asks(AsyncWorker):
+    """Asks the judge about every attempt."""
+
+    def _state(self) -> Counts:
+        return Counts(engines=1)
+
+    async def _live(self) -> None:
+        async with asyncio.TaskGroup() as owner:
+            await self._serve(owner, {"run": self._run_attempt})
+
+    async def _run_attempt(self, prompt, attempt, started):
+        return await self._ask("judge", attempt)
 
 
 class Answers(Worker):

@@ -112,6 +112,35 @@ def test_an_attempt_that_takes_every_worker_along_ends_the_run(prompt, end):
     assert [end in each for each in told] == [True] * 3, "it, and two that took its place"
 
 
+def test_a_judge_that_is_gone_takes_no_worker_along():
+    """All workers ask the same one: to replace them, one after another, would help nobody."""
+
+    async def judge(attempt):
+        if attempt.group:
+            raise WorkerDiedError("the judge is gone")
+        return "right"
+
+    async def body():
+        cluster, told = LocalCluster(ClusterConfig(debug=True)), []
+        spawned = (cluster.spawn(f"w{number}", "tests.unit.rollout.sharding_worker:Asks") for number in range(2))
+        made = [
+            RolloutWorker(handle, number, Events(), told.append, {"judge": judge})
+            for number, handle in enumerate(spawned)
+        ]
+        await asyncio.gather(*(worker.started() for worker in made))
+        schedule = RolloutConfig(groups_per_step=1, sampling={"max_tokens": 1})
+        try:
+            shards = RolloutWorkers(made, Deadlines(), schedule, start=None, on_loss=told.append)
+            with pytest.raises(WorkerDiedError, match="the judge is gone"):
+                await play(shards, 1, 0)
+            assert [await play(shards, 0, number) for number in range(2)] == ["right"] * 2
+            return told
+        finally:
+            await cluster.close()
+
+    assert asyncio.run(asyncio.wait_for(body(), 60)) == []
+
+
 class Handle:
     """A worker that says what the test says, and notes what it is sent."""
 
