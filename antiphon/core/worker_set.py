@@ -13,7 +13,12 @@ from antiphon.core.rpc import Client
 C = TypeVar("C", bound=Client)
 
 RETRY_SECONDS = (1.0, 30.0)  # pause before a worker is tried to be started again: the first, and the longest
+MOST_DEATHS = 2  # of workers at one call, which is to blame then
 QUICK_DEATHS = 5  # in a row, each within the longest pause after its start, that end the set
+
+
+class DeadlyCallError(WorkerDiedError):
+    """One call after another worker was lost at it; the set goes on without it."""
 
 
 class WorkerSet(Generic[C]):
@@ -98,9 +103,11 @@ class WorkerSet(Generic[C]):
         """Call a method of the worker with the fewest open calls; of another one if that dies.
 
         Raises:
+            DeadlyCallError: Two workers were lost at this call.
             StallError: There was no worker for as long as one may take to start.
             AntiphonError: The workers cannot go on.
         """
+        deaths = 0
         while True:
             worker = await self._choose()
             self._open[worker] += 1
@@ -108,6 +115,12 @@ class WorkerSet(Generic[C]):
                 return await worker.call(method, *args)
             except WorkerDiedError as error:
                 self._lose(worker, error)
+                deaths += 1
+                if deaths == MOST_DEATHS and self._broken is None and self.replaces:
+                    message = (
+                        f"{deaths} of the {self._name} were lost at one call of {method}, the last one so: {error}"
+                    )
+                    raise DeadlyCallError(message) from error
             finally:
                 if worker in self._open:
                     self._open[worker] -= 1

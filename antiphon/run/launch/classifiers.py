@@ -7,9 +7,10 @@ from contextlib import AsyncExitStack
 from antiphon.core.errors import ConfigError, WorkerDiedError
 from antiphon.core.rpc import Client
 from antiphon.core.types import Message
-from antiphon.core.worker_set import WorkerSet
+from antiphon.core.worker_set import DeadlyCallError, WorkerSet
 from antiphon.run.device_assignment import AssignDevices, device_assigner
 from antiphon.run.launch.context import LaunchContext
+from antiphon.tasks.base import UnreachableError
 from antiphon.tasks.rewards.reward_model import ClassifierOptions, Classify
 
 CLASSIFIER_WORKER = "antiphon.tasks.rewards.classifier:ClassifierWorker"
@@ -59,7 +60,10 @@ async def _start_set(
     await stack.enter_async_context(workers)
 
     async def classify(messages: Sequence[Message]) -> float:
-        score: float = await workers.call("classify", messages)
+        try:
+            score: float = await workers.call("classify", messages)
+        except DeadlyCallError as error:
+            raise UnreachableError(str(error)) from error
         return score
 
     return classify

@@ -57,6 +57,9 @@ async def _stay_healthy() -> None:
     """Answer that the worker's event loop runs."""
 
 
+LONGEST_SECONDS = 86_400.0  # of a grading: far more than a host's pool lets one take
+
+
 class GradingHost(Client):
     """A host as the controller sees it."""
 
@@ -90,6 +93,7 @@ class GradingHosts:
             report: Receives a message about each host that was lost.
             silence: Seconds without an answer after which a host is killed.
         """
+        self._deadlines = deadlines
         self._hosts: WorkerSet[GradingHost] = WorkerSet(
             "graders", start, count, deadlines, report, silence=silence, patience=START_SECONDS
         )
@@ -109,12 +113,18 @@ class GradingHosts:
 
     async def score(self, prompt: Prompt, transcript: Transcript) -> Score:
         """Return the score by the task's reward, or the reason why there is none."""
-        score: Score = await self._hosts.call("score", prompt, transcript)
+        score: Score = await self._wait(self._hosts.call("score", prompt, transcript), prompt)
         return score
 
     async def score_group(
         self, prompt: Prompt, transcripts: Sequence[Transcript], scores: Sequence[Score]
     ) -> tuple[Score, ...]:
         """Return the final scores of siblings by the task's group reward: of all siblings, or of none."""
-        judged: tuple[Score, ...] = await self._hosts.call("score_group", prompt, transcripts, scores)
+        judging = self._hosts.call("score_group", prompt, transcripts, scores)
+        judged: tuple[Score, ...] = await self._wait(judging, prompt)
         return judged
+
+    async def _wait(self, grading: Awaitable[Any], prompt: Prompt) -> Any:
+        """Await a grading as a wait that others see; the host's own pool ends it in time."""
+        on = f"the grade of prompt {prompt.id}"
+        return await self._deadlines.wait(grading, name="grade", owner="attempt", on=on, deadline=LONGEST_SECONDS)

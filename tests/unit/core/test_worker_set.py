@@ -8,7 +8,7 @@ import pytest
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError, StallError, WorkerDiedError
 from antiphon.core.rpc import STARTED, Client, Reply
-from antiphon.core.worker_set import QUICK_DEATHS, RETRY_SECONDS, WorkerSet
+from antiphon.core.worker_set import QUICK_DEATHS, RETRY_SECONDS, DeadlyCallError, WorkerSet
 from antiphon.simulate.clock import run
 
 SILENCE, PATIENCE = 10.0, 100.0
@@ -102,6 +102,19 @@ def test_calls_of_a_dead_worker_go_to_others_and_another_takes_its_place():
         return Counter(await asyncio.gather(*(group.call("work") for _ in range(4))))
 
     assert in_time(test) == {"worker 1 at 1": 2, "worker 2 at 0": 2}
+
+
+def test_a_call_that_kills_its_workers_is_given_up():
+    async def test(workers, group):
+        asked = asyncio.ensure_future(group.call("work"))
+        for _ in range(2):
+            await asyncio.sleep(4)
+            next(each for each in workers.started if not each.dead and "work" in each.calls).kill()
+        with pytest.raises(DeadlyCallError, match="2 of the helpers were lost at one call of work"):
+            await asked
+        return await group.call("work")
+
+    assert "worker" in in_time(test), "the others go on"
 
 
 def test_silent_worker_is_killed():

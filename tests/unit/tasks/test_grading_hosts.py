@@ -49,14 +49,14 @@ def configured(placement, reward="obey", **sections):
     return load(given | sections, model=RunConfig)
 
 
-async def with_graders(cluster, config, use):
+async def with_graders(cluster, config, use, deadlines=None):
     """Return what `use` returns of the router and of the list that takes messages for the user."""
     told = []
     context = LaunchContext(
         cluster=cluster,
         config=config,
         placement=resolve_placement(cluster.nodes(), config),
-        deadlines=Deadlines(),
+        deadlines=deadlines or Deadlines(),
         report=told.append,
     )
     try:
@@ -92,6 +92,22 @@ def test_gradings_spread_over_nodes_and_name_them(placement):
     assert {score.value for score in scores} == {1.0} and {*graders.values()} == {24 / len(nodes)}
     assert (stats.scored, stats.processes) == (24, len(nodes))
     assert told == []
+
+
+def test_a_grading_is_a_wait_that_the_run_sees():
+    """A deterministic run goes on when nobody waits any more."""
+    deadlines = Deadlines()
+
+    async def use(router, told):
+        asked = asyncio.ensure_future(grade(router, 3))
+        await asyncio.sleep(0)
+        while not (waits := [wait.on for wait in deadlines.open() if wait.name == "grade"]):
+            await deadlines.change()
+        await asked
+        return waits, [wait for wait in deadlines.open() if wait.name == "grade"]
+
+    during, after = asyncio.run(with_graders(Nodes("a", "b", "c"), configured(BOTH), use, deadlines))
+    assert {*during} == {f"the grade of prompt {prompt(1.0).id}"} and not after
 
 
 def test_a_lost_host_is_replaced_and_its_gradings_go_on():
