@@ -1,10 +1,12 @@
 """Configuration of clusters and device placement. Importing this module does not import torch."""
 
-from typing import Any
+import re
+from typing import Any, Self
 
 from pydantic import model_validator
 
 from antiphon.core.config import Config
+from antiphon.core.errors import ValidatorError
 
 
 class ClusterConfig(Config):
@@ -18,8 +20,21 @@ class ClusterConfig(Config):
     fork: bool = True
     """Fork local workers from one process that has imported torch and transformers, which saves seconds for each. This is done
     only where it is safe: on Linux without GPUs."""
+    env: dict[str, str] = {}
+    """Environment variables of all workers, on every node, such as `{NCCL_SOCKET_IFNAME: eth0}`. The record of the run has
+    them, so give secrets to the shell instead."""
     debug: bool = False
     """Run workers as threads of this process, so that breakpoints work."""
+
+
+    @model_validator(mode="after")
+    def _settable(self) -> Self:
+        if "CUDA_VISIBLE_DEVICES" in self.env:
+            raise ValidatorError([("env", "CUDA_VISIBLE_DEVICES follows from placement, which names the GPUs of each role")])
+        for name, value in self.env.items():
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or "\0" in value:
+                raise ValidatorError([("env", f"{name!r} and its value cannot be an environment variable")])
+        return self
 
 
 class PlacementConfig(Config):

@@ -52,6 +52,9 @@ class LocalCluster:
     def __init__(self, config: "ClusterConfig", logs: Path | None = None) -> None:
         """Start nothing yet. Each process writes what it prints to `<logs>/<name>.log`."""
         self._debug = config.debug
+        self._env = config.env
+        if config.debug:
+            os.environ.update(config.env)
         self._logs = logs
         self._handles: list[LocalHandle] = []
         self._forks = config.fork and _can_fork()
@@ -80,7 +83,7 @@ class LocalCluster:
         if self._debug:
             child, log = _start_thread(name, theirs, factory, args), None
         else:
-            order = pickle.dumps((pack_objects(), factory, args), protocol=pickle.HIGHEST_PROTOCOL)
+            order = pickle.dumps((self._env, pack_objects(), factory, args), protocol=pickle.HIGHEST_PROTOCOL)
             log = None if self._logs is None else self._logs / f"{name}.log"
             try:
                 with theirs:
@@ -222,7 +225,8 @@ def main(descriptor: int, place: "DeviceBinding") -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the controller, which closes its workers
     connection = socket.socket(fileno=descriptor)
     if (order := read_frame(connection)) is not None:  # else the controller has ended
-        objects, factory, args = pickle.loads(order)
+        env, objects, factory, args = pickle.loads(order)
+        os.environ.update(env)
         receive_objects(objects)
         _run_worker(connection, factory, args, alone=True)
 

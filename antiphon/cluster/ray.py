@@ -53,6 +53,7 @@ class RayCluster:
         """
         self._ray, self._connected = _connect(config.address, show_output=logs is None)
         self._logs = logs
+        self._env = config.env
         self._handles: list[RayHandle] = []
         self._given: Counter[str] = Counter()  # number of workers started on each node
         self._seen: dict[str, Node] = {}  # the other nodes as they were last, by name, in the order in which they came
@@ -136,7 +137,8 @@ class RayCluster:
         # names an actor after its class.
         actor = self._ray.remote(num_cpus=0, concurrency_groups={PULL: 1})(type(name, (WorkerActor,), {}))
         known = actor.options(name=f"{name}-{uuid4().hex}", scheduling_strategy=where)
-        host = known.remote(sys.path, os.getcwd(), log, place, holders, pickle.dumps((pack_objects(), factory, args)))
+        order = pickle.dumps((self._env, pack_objects(), factory, args))
+        host = known.remote(sys.path, os.getcwd(), log, place, holders, order)
         handle = RayHandle(name, self._ray, host, log)
         self._handles.append(handle)
         self._given[node] += 1
@@ -232,7 +234,8 @@ class WorkerActor:
             log: File that takes what the process prints.
             place: Devices of the worker.
             holders: Reservations of its GPUs, which know their names.
-            worker: Pickle of attached objects, and of the worker's factory and arguments; read after path and folder are set.
+            worker: Pickle of environment variables, attached objects, and the worker's factory and arguments; read when path
+                and folder are set.
         """
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the controller, which closes its workers
         os.chdir(folder)
@@ -244,7 +247,8 @@ class WorkerActor:
             bind_process(place.cores, place.gpus)
         self._inbox: Inbox = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        objects, *life = pickle.loads(worker)
+        env, objects, *life = pickle.loads(worker)
+        os.environ.update(env)
         receive_objects(objects)
         if holders:  # asked in the worker's thread: an actor that fails here while it asks another one never ends
             life = f"{__name__}:{build_with_reserved_gpus.__name__}", (holders, *life)

@@ -261,8 +261,8 @@ def test_other_nodes_run_every_role_and_one_is_lost(project, nodes, classifier):
 WORKERS = {
     "reward": [f"reward-{number}" for number in range(9)],
     "judge": ["judge-judged-0"],
-    "reward_model": ["reward-model-0-0"],
-    "environment": ["environment-played-0", "environment-played-1"],
+    "reward_model": [f"reward-model-0-{number}" for number in range(9)],
+    "environment": [f"environment-played-{number}" for number in range(99)],
     "engine": ["engine-0", "engine-1"],
 }
 

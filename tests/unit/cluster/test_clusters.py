@@ -101,6 +101,19 @@ def test_calls_events_and_errors(run, config):
     run(main)
 
 
+@worlds(*(config.model_copy(update={"env": {"OF_THE_RUN": "given"}}) for config in (PROCESSES, FORKS, RAY)))
+def test_workers_have_the_variables_of_the_run(run, config, monkeypatch):
+    monkeypatch.setenv("OF_THE_SHELL", "there")
+
+    async def main(cluster):
+        worker = cluster.spawn("counter", COUNTER)
+        return [await worker.call("environment", name) for name in ("OF_THE_RUN", "OF_THE_SHELL")]
+
+    assert run(main)[0] == "given" and "OF_THE_RUN" not in os.environ
+    if config.kind == "local":
+        assert run(main) == ["given", "there"], "beside those that the controller has"
+
+
 @worlds(THREADS)
 def test_threads_are_built_one_at_a_time(run, config):
     """What is set for the whole process while one is built holds for that one alone, and is put back."""

@@ -40,6 +40,9 @@ class Counter(Worker):
     def gpus(self) -> list[str]:
         return os.environ["CUDA_VISIBLE_DEVICES"].split(",")
 
+    def environment(self, name: str) -> str:
+        return os.environ.get(name, "")
+
     def pid(self) -> int:
         return os.getpid()
 

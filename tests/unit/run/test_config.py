@@ -345,6 +345,8 @@ REMOTE = ["tasks.0.reward=judge", "tasks.0.reward_options={address: 'http://j/v1
         (["tasks.0.reward=exactmatch"], "tasks.0.reward"),
         (["tasks.0.prompts.source=jsonn"], "tasks.0.prompts.source"),
         (["tasks.0.environment=guess", "rollout.max_turns=3"], "tasks.0.environment"),
+        (["cluster.env={CUDA_VISIBLE_DEVICES: '0'}"], "cluster.env"),
+        (["cluster.env={'A B': c}"], "cluster.env"),
         ([*REMOTE, "grading.judge_budget=1"], "grading.judge_budget"),
         ([*REMOTE, "tasks.0.grading.judge_budget=1"], "tasks.0.grading.judge_budget"),
         ([*REMOTE, "tasks.0.reward_options.requests_per_minute=300"], "tasks.0.reward_options"),
