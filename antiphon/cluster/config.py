@@ -26,11 +26,12 @@ class ClusterConfig(Config):
     debug: bool = False
     """Run workers as threads of this process, so that breakpoints work."""
 
-
     @model_validator(mode="after")
     def _settable(self) -> Self:
         if "CUDA_VISIBLE_DEVICES" in self.env:
-            raise ValidatorError([("env", "CUDA_VISIBLE_DEVICES follows from placement, which names the GPUs of each role")])
+            raise ValidatorError(
+                [("env", "CUDA_VISIBLE_DEVICES follows from placement, which names the GPUs of each role")]
+            )
         for name, value in self.env.items():
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or "\0" in value:
                 raise ValidatorError([("env", f"{name!r} and its value cannot be an environment variable")])

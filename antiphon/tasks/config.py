@@ -15,7 +15,8 @@ class PromptsConfig(Config):
     """A source of prompts."""
 
     source: str
-    """`jsonl`, `parquet`, `huggingface`, `reasoning_gym`, `mini_swe`, or package.module:function that yields prompts."""
+    """`jsonl`, `parquet`, `csv`, `arrow`, `text`, `huggingface`, `reasoning_gym`, `mini_swe`, or package.module:function that
+    yields prompts."""
     path: str = ""
     """File, Hugging Face id, or reasoning-gym dataset name."""
     split: str = "train"

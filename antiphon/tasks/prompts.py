@@ -19,7 +19,10 @@ from antiphon.tasks.config import PairsConfig, PromptsConfig, ResponsesConfig, T
 
 SOURCES = Registry(
     "prompt source",
-    {name: f"antiphon.tasks.sources:{name}" for name in ("jsonl", "parquet", "huggingface", "reasoning_gym")}
+    {
+        name: f"antiphon.tasks.sources:{name}"
+        for name in ("jsonl", "parquet", "csv", "arrow", "text", "huggingface", "reasoning_gym")
+    }
     | {"tools": "antiphon.tasks.environments.tools.problems:tool_problems"},
     group="antiphon.prompt_sources",
 )

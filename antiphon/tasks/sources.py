@@ -6,6 +6,8 @@ libraries are imported when it is called.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from csv import DictReader
+from csv import Error as CsvError
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +82,55 @@ def parquet(split: str, path: str = "") -> Iterator[Row]:
                     yield from batch.to_pylist()
         except pyarrow.ArrowInvalid as error:
             raise DataError(f"{file} is not a Parquet file: {error}", path=file) from None
+
+
+def arrow(split: str, path: str = "") -> Iterator[Row]:
+    """Yield the rows of Arrow files, in the format of files or of streams, which `datasets` writes."""
+    import pyarrow
+    import pyarrow.ipc
+
+    for file in _files(path, split, ".arrow"):
+        try:
+            with pyarrow.memory_map(str(file)) as source:
+                try:
+                    opened = pyarrow.ipc.open_file(source)
+                    batches = map(opened.get_batch, range(opened.num_record_batches))
+                except pyarrow.ArrowInvalid:
+                    source.seek(0)
+                    batches = iter(pyarrow.ipc.open_stream(source))
+                for batch in batches:
+                    yield from batch.to_pylist()
+        except pyarrow.ArrowInvalid as error:
+            raise DataError(f"{file} is not an Arrow file: {error}", path=file) from None
+
+
+def csv(split: str, path: str = "", delimiter: str = ",") -> Iterator[Row]:
+    """Yield the rows of CSV files, whose first line names the columns; all values are texts, as they stand there."""
+    for file in _files(path, split, ".csv"):
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            reader = DictReader(lines, delimiter=delimiter, strict=True)
+            try:
+                for row in reader:
+                    if None in row or None in row.values():
+                        columns = ", ".join(reader.fieldnames or ())
+                        message = f"{file}, line {reader.line_num}: has not one value for each of the columns {columns}"
+                        raise DataError(message, path=f"{file}:{reader.line_num}")
+                    yield row
+            except (CsvError, UnicodeDecodeError) as error:
+                begins = reader.line_num + 1  # the row that could not be read
+                raise DataError(f"{file}, line {begins}: not valid CSV ({error})", path=f"{file}:{begins}") from None
+
+
+def text(split: str, path: str = "") -> Iterator[Row]:
+    """Yield each line that is not empty as a prompt."""
+    for file in _files(path, split, ".txt"):
+        try:
+            with file.open(encoding="utf-8") as lines:
+                for line in lines:
+                    if line.strip():
+                        yield {"prompt": line.rstrip("\r\n")}
+        except UnicodeDecodeError as error:
+            raise DataError(f"{file} is no text in UTF-8: {error}", path=file) from None
 
 
 def huggingface(split: str, path: str = "", **options: Any) -> Iterator[Row]:
