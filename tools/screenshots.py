@@ -2,8 +2,8 @@
 
     python tools/screenshots.py [--out docs/images/dashboard] [--steps 150]
 
-Two runs of the tiny recipe that differ in the learning rate. One is looked at while it runs, and its checkpoint is served for the
-chat. Look at each picture before you commit it.
+Two runs of the tiny recipe that differ in the learning rate. One is looked at while it runs, and its checkpoint is served for
+the chat. Look at each picture before you commit it.
 """
 
 import argparse
