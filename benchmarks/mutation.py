@@ -4,7 +4,8 @@ python benchmarks/mutation.py --seed 0 --mutants 150
 python benchmarks/mutation.py --rooms algorithms --mutants 500
 
 A mutant has one fault of `antiphon_envs.mini_swe.mutants`; those that mean the same as the original count as survivors like
-all others, and are explained one by one in `mutants/survivors.yaml`. Tests are run as they are, except that hypothesis tries a
+all others, and are explained one by one in `mutants/survivors.yaml`. One that is explained there is not tried: it counts as one
+that survived. Tests are run as they are, except that hypothesis tries a
 fifth of the examples and does not look for the shortest one that fails: what survives here may not survive the whole suite.
 
 Results are kept in `.mutation/`, by sources and tests: a draw that was stopped goes on where it was.
@@ -94,6 +95,7 @@ def trials(drawn: Sequence[Mutant], workers: int) -> Iterator[tuple[Mutant, str]
     """Yield each mutant and how it ended, those of earlier runs first."""
     states = {room: State(room) for room in sorted({mutant.room for mutant in drawn})}
     known = {key: end for state in states.values() for key, end in state.ends().items()}
+    known |= {mutant.key: f"{SURVIVED}, as explained" for mutant in drawn if reason_of(mutant)}
     yield from ((mutant, known[mutant.key]) for mutant in drawn if mutant.key in known)
     rest = [mutant for mutant in drawn if mutant.key not in known]
     with (

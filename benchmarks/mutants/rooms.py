@@ -83,6 +83,7 @@ ROOMS = {
         tests=(
             "tests/unit/learning",
             "tests/unit/algorithms/test_attention_credit.py",
+            "tests/unit/algorithms/test_normalization.py",
             "tests/unit/algorithms/test_settings.py",
             "tests/unit/run/test_config.py",
             *DECLARATIONS,

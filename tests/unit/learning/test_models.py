@@ -106,7 +106,9 @@ def test_what_cannot_be_read_is_said(tmp_path):
     config = LlamaConfig.from_pretrained(path)
     assert Checkpoint(path, LlamaForCausalLM, config).incompatibilities == []
     config.num_hidden_layers = 1
-    assert Checkpoint(path, LlamaForCausalLM, config).incompatibilities[0] == "model.layers.1.input_layernorm.weight"
+    smaller = Checkpoint(path, LlamaForCausalLM, config)
+    assert smaller.incompatibilities[0] == "model.layers.1.input_layernorm.weight"
+    assert {*smaller} == {*LlamaForCausalLM(config).state_dict()}, "what the model lacks is in no parameter"
     config.num_hidden_layers = 3
     assert Checkpoint(path, LlamaForCausalLM, config).incompatibilities[0] == "model.layers.2.input_layernorm.weight"
     config.intermediate_size = 40

@@ -1,12 +1,13 @@
 """Packs divided among ranks, against the best division that there is."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from antiphon.learning.packing import pack_samples
-from antiphon.learning.rank_balance import balance_packs, estimate_work
+from antiphon.learning.rank_balance import PAIRS_PER_TOKEN, balance_packs, estimate_work
 from tests.unit.learning.conftest import make_sample
 
 
@@ -33,6 +34,21 @@ def test_two_ranks_are_nearly_as_even_as_can_be():
         busier = max(sum(map(estimate_work, share)) for share in shares)
         ratios.append(busier / best_of_two(list(map(estimate_work, packs))))
     assert np.mean(ratios) < 1.02  # dealt out in turn, by their work, it is 1.14
+
+
+def test_work_counts_the_tokens_that_each_piece_sees():
+    """A shared beginning is computed once; what follows it sees it, and itself."""
+    shared, tails = 40, (7, 90)
+    samples = []
+    for number, tail in enumerate(tails):
+        sample = make_sample(np.random.default_rng(0), shared + tail, number)
+        tokens = np.concatenate([np.arange(shared), 1000 * (number + 1) + np.arange(tail)]).astype(np.int32)
+        mask = np.arange(len(tokens)) >= shared
+        samples.append(replace(sample, segment=replace(sample.segment, tokens=tokens, loss_mask=mask)))
+    _, (pack,) = pack_samples(samples, 1000)
+    assert sorted(pack.lengths) == sorted([shared, *tails])
+    pairs = shared * shared + sum(tail * (shared + tail) for tail in tails)
+    assert estimate_work(pack) == pytest.approx(shared + sum(tails) + pairs / PAIRS_PER_TOKEN)
 
 
 @pytest.mark.parametrize("count", [1, 5, 6, 7])
