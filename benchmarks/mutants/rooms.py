@@ -75,7 +75,13 @@ ROOMS = {
     ),
     "record": Room(
         sources=("antiphon/record/*.py",),
-        tests=("tests/unit/record", "tests/unit/simulate", "tests/unit/run/test_config.py", *DECLARATIONS),
+        tests=(
+            "tests/unit/record",
+            "tests/unit/simulate",
+            "tests/unit/dashboard/test_notes.py",
+            "tests/unit/run/test_config.py",
+            *DECLARATIONS,
+        ),
         runs=("tests/system/test_disk.py", "tests/system/test_damaged_runs.py", "tests/chaos/test_resume.py"),
     ),
     "learning": Room(

@@ -2,6 +2,9 @@
 
 import asyncio
 import io
+import re
+
+import pytest
 
 from antiphon.core.deadlines import Deadlines
 from antiphon.record.live import LiveView, NotebookView, PlainView, make_view
@@ -95,3 +98,30 @@ def test_a_notebook_gets_one_panel_that_is_redrawn():
     view.close()
     assert len(shown) == 4 and "demo" in shown[0] and "step 7/100" in shown[1]
     assert "saved [bold]" in shown[2] and "step 7/100" in shown[3]
+
+
+@pytest.mark.parametrize(("parties", "rest"), [(0, "nobody"), (4, None), (5, "and 1 more"), (7, "and 3 more")])
+def test_the_panel_names_four_and_counts_the_others(parties, rest):
+    stream = io.StringIO()
+
+    async def run():
+        view, deadlines = make_view("on", stream), Deadlines()
+        view.start("demo")
+        never = asyncio.Event()
+        waits = [
+            asyncio.ensure_future(
+                deadlines.wait(never.wait(), name="tokens", owner="run", on=f"party {number}", deadline=1e6)
+            )
+            for number in range(parties)
+        ]
+        await asyncio.sleep(0)
+        view.step(7, 100, METRICS, deadlines)
+        view.close()
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+    asyncio.run(run())
+    shown = " ".join(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|[│\s]+", " ", stream.getvalue()).split())
+    assert {number for number in range(parties) if f"party {number}" in shown} == {*range(min(parties, 4))}
+    assert rest in shown if rest else "more" not in shown
