@@ -1,5 +1,7 @@
 """One attempt is read from a rollout file as if the whole file were, from the row group that holds it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -17,6 +19,7 @@ from antiphon.core.types import (
     Turn,
 )
 from antiphon.record import safe_files, trajectories
+from antiphon.record.trajectories import GROUP_TOKENS
 
 
 def make(number, segments):
@@ -64,6 +67,28 @@ def test_attempt_equals_that_of_the_whole_file(file):
             assert (one.turns, one.parent) == (other.turns, other.parent)
             for name in ("tokens", "loss_mask", "logprobs", "versions"):
                 assert np.array_equal(getattr(one, name), getattr(other, name))
+
+
+@pytest.mark.parametrize(("count", "length"), [(1, 10), (400, 10), (40, GROUP_TOKENS // 10), (3, 2 * GROUP_TOKENS)])
+def test_row_groups_have_about_as_many_tokens_as_one_read_may_take(tmp_path, count, length):
+    """As many rows as that takes: one row each would make files large, and all in one would make reading slow."""
+    path = tmp_path / "rollouts.parquet"
+    attempts = []
+    for number in range(count):
+        whole = make(number, 1)
+        zeros = np.zeros(length, np.int32)
+        segment = replace(
+            whole.segments[0],
+            tokens=zeros,
+            loss_mask=zeros > 0,
+            logprobs=zeros.astype(np.float32),
+            versions=zeros,
+            turns=(),
+        )
+        attempts.append(replace(whole, payload=(segment,)))
+    trajectories.write(path, 0, attempts)
+    groups = pq.ParquetFile(path).metadata.num_row_groups
+    assert groups == min(-(-count * length // GROUP_TOKENS), count)
 
 
 def test_absent_attempt_is_none(file):
