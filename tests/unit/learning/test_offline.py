@@ -178,16 +178,19 @@ def test_distillation_is_that_of_plain_forwards(model_directories, divergence, t
         for kind, place in zip((DistillationLearner, Teacher), places, strict=True)
     )
     in_double(student.model)
-    loss, gradient = gradient_of(student, lessons(teacher, rows, 12))
+    batch = lessons(teacher, rows, 12)
+    loss, gradient = gradient_of(student, batch)
+    agreed = sum(student._loss(pack)[1]["accuracy"].sum().item() for pack in batch.updates[0].packs[0])
 
     plain = in_double(AutoModelForCausalLM.from_pretrained(model_directories["llama"]))
     other = AutoModelForCausalLM.from_pretrained(model_directories["qwen3"])
-    losses = []
+    losses, alike = [], 0
     for prompt, response, _ in rows:
         logits = of_tokens(plain, prompt, response)[:, :vocabulary]
         with torch.no_grad():
             p = (of_tokens(other, prompt, response)[:, :vocabulary] / 0.7).softmax(-1).double()
         q = (logits / 1.5).softmax(-1)
+        alike += (q.argmax(-1) == p.argmax(-1)).sum().item()
         if top_k and top_k < vocabulary:
             best = p.argsort(-1, descending=True)[:, :top_k]
             p, q = (torch.cat([x.gather(1, best), 1 - x.gather(1, best).sum(1, keepdim=True)], 1) for x in (p, q))
@@ -197,6 +200,7 @@ def test_distillation_is_that_of_plain_forwards(model_directories, divergence, t
     want.backward()
     assert loss == pytest.approx(want.item(), rel=1e-4)
     assert relative(gradient, flat(plain)) < 1e-4  # the teacher says it in single precision
+    assert agreed == alike, "tokens that both hold most likely"
 
 
 @settings(max_examples=12)
