@@ -1,5 +1,10 @@
 """Models of which the files are read tensor by tensor: what a rank of several begins with is what one rank loads."""
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from transformers import (
@@ -19,7 +24,7 @@ from transformers import (
 from antiphon.core.errors import DataError, UnsupportedError
 from antiphon.learning.config import LoraConfig
 from antiphon.learning.model import lora
-from antiphon.learning.model.loading import Checkpoint, decoder_layers, head_weight, load_model
+from antiphon.learning.model.loading import Checkpoint, build_on_meta, decoder_layers, head_weight, load_model
 from antiphon.learning.model.memory_efficient_layers import use_memory_efficient_layers
 from tests.raising import raises_with
 
@@ -126,6 +131,24 @@ def test_what_cannot_be_read_is_said(tmp_path):
     config.save_pretrained(path)
     with pytest.raises(UnsupportedError, match="quantized"):
         load_model(path, attention="sdpa", device=torch.device("meta"))
+
+
+def test_code_beside_a_model_is_not_run(tmp_path):
+    """Not even if the model is of a kind that transformers has: others offer a checkpoint, and its code would run here."""
+    place, ran = tmp_path / "model", tmp_path / "ran"
+    path = saved(place, MODELS["llama"])
+    (place / "evil.py").write_text(f"from pathlib import Path\nPath({str(ran)!r}).touch()\nraise OSError('no model')\n")
+    config = json.loads((place / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+    (place / "config.json").write_text(json.dumps(config))
+    trusting = f"from transformers import *\nAutoModelForCausalLM.from_pretrained({path!r}, trust_remote_code=True)"
+    cache = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")}
+    subprocess.run([sys.executable, "-c", trusting], env=cache, capture_output=True, check=False)
+    ran.unlink()  # so it would
+    for device in ("cpu", "meta"):
+        load_model(path, attention="sdpa", device=torch.device(device))
+    build_on_meta(place)
+    assert not ran.exists()
 
 
 def test_heads_that_do_more_than_a_product_are_refused():
