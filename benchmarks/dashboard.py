@@ -76,8 +76,13 @@ class Server:
         """Return the seconds until the whole answer was there, and the answer."""
         connection = connection or self.connection
         began = time.perf_counter()
-        connection.request("GET", path, headers={"Authorization": f"Bearer {self.token}"})
-        answer = connection.getresponse()
+        try:
+            connection.request("GET", path, headers={"Authorization": f"Bearer {self.token}"})
+            answer = connection.getresponse()
+        except (ConnectionError, http.client.HTTPException):  # the server has closed it, unused for some seconds
+            connection.close()
+            connection.request("GET", path, headers={"Authorization": f"Bearer {self.token}"})
+            answer = connection.getresponse()
         body = answer.read()
         seconds = time.perf_counter() - began
         if answer.status != 200:

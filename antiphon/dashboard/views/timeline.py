@@ -238,13 +238,14 @@ def _count_running(index: sqlite3.Connection, lineage: int, start: float, stop: 
     longest = index.execute("SELECT value FROM meta WHERE key = 'longest'").fetchone()
     where = "lineage = ? AND begun > ? AND begun < ? AND seconds IS NOT NULL"
     inside: tuple[float, ...] = (lineage, start - float(longest[0] if longest else 0.0), stop)
-    (count,) = index.execute(f"SELECT count(*) FROM attempts WHERE {where}", inside).fetchone()
+    count, lowest, highest = index.execute(
+        f"SELECT count(*), min(row), max(row) FROM attempts WHERE {where}", inside
+    ).fetchone()
     stride = -(-count // MOST_ATTEMPTS) or 1
     query = f"SELECT begun, begun + seconds FROM attempts WHERE {where}"
     if stride > 1:  # look single rows up, and leave the others unread
-        (last,) = index.execute("SELECT max(row) FROM attempts").fetchone()
-        numbers = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + ? FROM n WHERE i < ?)"
+        numbers = "WITH RECURSIVE n (i) AS (SELECT ? UNION ALL SELECT i + ? FROM n WHERE i < ?)"
         query = f"{numbers} SELECT begun, begun + seconds FROM n CROSS JOIN attempts ON row = i WHERE {where}"
-        inside = (stride, last, *inside)
+        inside = (lowest, stride, highest, *inside)
     rows = index.execute(query, inside)
     return _count_load([("request", "", begin, end) for begin, end in rows], start, stop, stride)

@@ -1,13 +1,17 @@
 """`antiphon dashboard` as its users start it: in a process of its own, until Ctrl-C."""
 
+import asyncio
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 
 import httpx
 import pytest
+
+from antiphon.dashboard.server import _listen
 
 COMMAND = [sys.executable, "-m", "antiphon", "dashboard"]
 
@@ -37,6 +41,27 @@ def test_command_serves_until_it_is_interrupted(runs, tmp_path):
         output, errors = process.communicate()
     assert (process.returncode, output, errors) == (0, "", "")
     assert list((tmp_path / "antiphon" / "dashboard").glob("*.db"))
+
+
+def test_answers_do_not_wait_for_acknowledgements():
+    """Which the client's kernel delays by 40 ms."""
+
+    async def main(listener):
+        found = asyncio.get_running_loop().create_future()
+
+        def accept(_, writer):
+            found.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        async with await asyncio.start_server(accept, sock=listener):
+            _, writer = await asyncio.open_connection(*listener.getsockname())
+            try:
+                return await found
+            finally:
+                writer.close()
+
+    with _listen("127.0.0.1", 0) as listener:
+        assert asyncio.run(main(listener)) == 1
 
 
 @pytest.mark.parametrize(
