@@ -83,7 +83,7 @@ def main() -> None:
             light, dark = (browser.new_page(color_scheme=scheme) for scheme in ("light", "dark"))
             for page in (light, dark):
                 page.goto(f"{address}/runs?token={token}")
-            wait_for(run, rf"step +{options.steps // 2}/")
+            wait_for(run, rf"step +{options.steps // 2}/{options.steps} ")
             shoot(light, address, "/now/tiny_arithmetic", out / "now.png", 1100)
             shoot(dark, address, "/now/tiny_arithmetic", out / "now_dark.png", 1100)
             run.communicate()

@@ -113,10 +113,10 @@ def query_timeline(site: Site, params: Params) -> TimelinePage:
         if stop <= start:
             raise RequestError(f"stop: {stop:g} is not after start, which is {start:g}")
         lanes = _read_lanes(index, start, stop) if has_spans else []
-        if not any(lane.name == "learner" for lane in lanes):
-            lanes.append(
-                _make_lane("learner", [("step", f"step {step}", begin, end) for step, begin, end in steps], start, stop)
-            )
+        if not any(lane.name == "learner" and lane.busy is not None for lane in lanes):  # of many spans some are read
+            learner = [("step", f"step {step}", begin, end) for step, begin, end in steps]
+            others = [lane for lane in lanes if lane.name != "learner"]
+            lanes = [_make_lane("learner", learner, start, stop), *others]
         running = _count_running(index, lineage, start, stop)
     return TimelinePage(
         card=site.read_card(params.name),

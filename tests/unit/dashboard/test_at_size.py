@@ -43,6 +43,8 @@ def test_timeline_of_many_spans_counts_a_part_of_them(client, monkeypatch):
     assert counts[1] == pytest.approx(counts[0], rel=0.3)
     assert all(lane["busy"] is None for lane in part["lanes"] if lane["requests"])
     assert all(lane["busy"] is not None for lane in whole["lanes"])
+    (learner,) = (lane for lane in part["lanes"] if lane["name"] == "learner")
+    assert [span["label"] for span in learner["spans"]] == [f"step {number}" for number in range(1, 7)], "all of them"
 
 
 def test_slow_engine_is_marked(tmp_path):
