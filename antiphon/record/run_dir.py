@@ -4,6 +4,7 @@ runs/<name>/config.yaml      the resolved configuration
             metrics.jsonl    one line a step; `sft_step` counts those of supervised fine-tuning
             live.json        who does what and waits for whom, while it runs
             summary.json     results of the run
+            judges.json      what judges behind an address were asked, and what that cost
             ledger.db        the fate of every prompt, attempt and step
             rollouts/        trajectories, in Parquet
             token_stats/     numbers of each token that was trained on, if asked for
@@ -70,6 +71,11 @@ class RunDirectory:
     def samples(self) -> Path:
         """File with one table of sample rollouts a line, if there are trackers."""
         return self.path / "samples.jsonl"
+
+    @property
+    def judges(self) -> Path:
+        """What judges behind an address were asked, and what that cost."""
+        return self.path / "judges.json"
 
     @property
     def summary(self) -> Path:

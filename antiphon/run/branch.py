@@ -97,7 +97,6 @@ def _adapt_state(
         algorithm_state.rewards = Moments()
     if before.algorithm.kl != config.algorithm.kl:
         algorithm_state.kl = None
-    progress["judges"] = {}  # a budget is a run's
     if _evaluation(before) != _evaluation(config):
         progress |= {"before": None, "measures": {}}
     return state | {

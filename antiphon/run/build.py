@@ -77,6 +77,9 @@ async def start_run(config: RunConfig, *, overwrite: bool = False, resume: bool 
         )
         tasks.renderer = Renderer(model)
         judges = await start_judges(context, stack)
+        remote_judges = judges.remote_judges or RemoteJudges()
+        remote_judges.read_usage(record.directory.judges)  # of the run until now, if it is resumed
+        stack.callback(remote_judges.write_usage, record.directory.judges)
         devices = await _start_workers(context, model, tasks, record, judges, stack)
         run = Run(
             Components(
@@ -86,7 +89,7 @@ async def start_run(config: RunConfig, *, overwrite: bool = False, resume: bool 
                 rollouts=devices.rollouts,
                 weights=WeightPublisher(config, context.deadlines, devices, transfer, record.first_version),
                 record=record,
-                remote_judges=judges.remote_judges or RemoteJudges(),
+                remote_judges=remote_judges,
                 hooks=load_group_hooks(config.rollout, config.tasks, config.plan_evaluation(), tasks.mixture),
             )
         )

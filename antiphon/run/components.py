@@ -45,5 +45,4 @@ class Progress:
     measures: dict[str, float] = field(default_factory=dict)  # of the same evaluation
     warm_start_seconds: float = 0.0
     seconds: float = 0.0  # of reinforcement learning
-    judges: dict[str, float] = field(default_factory=dict)  # what remote ones were asked, and cost
     alarms: dict[str, int] = field(default_factory=dict)  # each that was raised, with the first step of it

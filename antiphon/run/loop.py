@@ -57,8 +57,6 @@ class Run:
         self.config = parts.config
         resumption = parts.record.resumption
         self.progress = Progress(**resumption.state["progress"]) if resumption else Progress()
-        if self.progress.judges:
-            parts.remote_judges.restore(self.progress.judges)
         self._algorithm_state = AlgorithmState()
         self._checkpoints = RunCheckpoints(parts)
         self._evaluations = Evaluations(parts)
@@ -283,6 +281,7 @@ class Run:
             scheduler.admit()  # after `state` is taken: a resume draws these prompts again
             if state is not None:
                 await self._checkpoints.save(owner, learner, state)
+        parts.remote_judges.write_usage(parts.record.directory.judges)
         return metrics | result.metrics | describe_judges(parts.remote_judges)
 
     async def _next_groups(self, scheduler: Scheduler) -> list[Group]:
@@ -336,7 +335,6 @@ class Run:
     def _checkpoint_state(self, step: int, scheduler: Scheduler) -> dict[str, Any]:
         """Return the state of the run after `step` for a checkpoint, without that of its models."""
         self.progress.seconds = _now() - self._since
-        self.progress.judges = asdict(self.parts.remote_judges.usage)
         version = self.parts.weights.version
         return {
             "step": step,

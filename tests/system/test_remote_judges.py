@@ -85,10 +85,12 @@ def test_a_budget_ends_the_run_and_a_higher_one_goes_on(project, judge):
     assert 0 < steps < 6
     same = project.run("train", config(project, judge, budget=12.0, **sections), "--resume")
     assert same.returncode != 0 and "grading.judge_budget" in same.stderr
+    assert len(Judge.asked) == spent, "nothing is paid for a second time"
     more = project.run("train", config(project, judge, budget=1000.0, **sections), "--resume")
     assert more.returncode == 0, more.stderr
     last = project.metrics()[-1]
     assert last["step"] == 6
-    costs = [line["judge/cost"] for line in project.metrics()]
-    assert costs == sorted(costs) and costs[steps] > costs[steps - 1], "it goes on from what was spent"
+    kept = json.loads((project.folder / "runs" / "run" / "judges.json").read_text())
+    assert kept["requests"] == len(Judge.asked) and kept["cost"] == pytest.approx(COST * len(Judge.asked))
+    assert spent * COST <= project.metrics()[steps]["judge/cost"] <= last["judge/cost"] <= kept["cost"]
     assert not audit(project.folder / "runs" / "run").violations

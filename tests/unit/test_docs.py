@@ -1,6 +1,8 @@
 """The documentation runs."""
 
+import asyncio
 import doctest
+import inspect
 import json
 import os
 import re
@@ -48,7 +50,8 @@ def test_the_rewards_of_their_page_can_be_built(fragment):
             level = levels.probe().level or 0
             assert level < Level.ISOLATED
             pytest.skip(f"this machine has sandbox level {int(level)}")
-        getattr(reward, "close", bool)()
+        if inspect.isawaitable(closing := getattr(reward, "close", bool)()):
+            asyncio.run(closing)
     if "group_reward" in task:
         build_group_reward(task["group_reward"], task["group_reward_options"])
     assert TaskConfig.model_validate(task)

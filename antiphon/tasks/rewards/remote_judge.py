@@ -5,13 +5,17 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from antiphon.core.config import read_secret
-from antiphon.core.errors import BudgetError, ConfigError
+from antiphon.core.errors import BudgetError, ConfigError, RecordError
 from antiphon.core.types import Message
 from antiphon.engines.openai import ChatRequestError, OpenAIChatClient
+from antiphon.record.run_dir import write_json
 from antiphon.tasks.base import UnreachableError
 from antiphon.tasks.rewards.judge_options import remote_judge_key
 
@@ -170,9 +174,19 @@ class RemoteJudges:
         """What all judges were asked, by the run before it was resumed too."""
         return sum((judge.usage for judge in self.judges.values()), self._before)
 
-    def restore(self, usage: Mapping[str, float]) -> None:
-        """Go on from what the run had asked."""
-        self._before = JudgeUsage(**usage)
+    def read_usage(self, path: Path) -> None:
+        """Go on from what a run had asked, if it has a file of that; `RecordError` if that is damaged."""
+        if not path.exists():
+            return
+        try:
+            self._before = msgspec.json.decode(path.read_bytes(), type=JudgeUsage)
+        except (OSError, msgspec.DecodeError) as error:
+            raise RecordError(f"{path}: cannot be read as what judges have cost: {error}", path=path) from error
+
+    def write_usage(self, path: Path) -> None:
+        """Replace the file of what the run has asked, if there are judges."""
+        if self.judges:
+            write_json(path, asdict(self.usage))
 
     async def close(self) -> None:
         """Close all connections."""

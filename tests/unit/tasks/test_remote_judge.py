@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.core.errors import BudgetError, ConfigError
+from antiphon.core.errors import BudgetError, ConfigError, RecordError
 from antiphon.core.types import Message
 from antiphon.tasks.base import UnreachableError
 from antiphon.tasks.rewards.judge_options import REMOTE_OPTIONS, iterate_remote_judges, remote_judge_key, without_remote
@@ -111,7 +111,8 @@ def test_questions_keep_their_distance(address):
     assert time.monotonic() - began >= 5 * 0.1
 
 
-def test_a_budget_ends_all_judges_that_share_it(address):
+def test_a_budget_ends_all_judges_that_share_it(address, tmp_path):
+    usage_file = tmp_path / "judges.json"
     first, second = ({"address": address, "model": model, **PRICES} for model in "ab")
 
     async def run():
@@ -128,15 +129,15 @@ def test_a_budget_ends_all_judges_that_share_it(address):
         with pytest.raises(BudgetError, match=r"cost 0\.015"):
             await judge(question("yet another do:say=1"))
         known = await judge(question("budget 1 do:say=1"))
-        kept = judges.usage
+        judges.write_usage(usage_file)
         await judges.close()
-        return ends, known, kept
+        return ends, known
 
-    ends, known, kept = asyncio.run(run())
+    ends, known = asyncio.run(run())
     assert Counter(ends) == {"reply": 5, "spent": 3} and ends == sorted(ends), "the fifth passes it"
     assert known == "1", "what was asked before costs nothing"
     again = RemoteJudges([first], budget=5.5 * COST)
-    again.restore({"requests": 5, "cost": kept.cost})
+    again.read_usage(usage_file)
     (judge,) = again.judges.values()
     ends = asyncio.run(answers(judge, "more do:say=1")), asyncio.run(answers(judge, "still more do:say=1"))
     assert ends[0] == ["1"] and isinstance(ends[1][0], BudgetError), "a run that goes on has spent what it had"
@@ -153,6 +154,17 @@ def test_a_budget_needs_a_server_that_counts(address):
         await judges.close()
 
     asyncio.run(run())
+
+
+def test_a_damaged_record_of_the_cost_is_no_cost_of_0(tmp_path):
+    judges, path = RemoteJudges(), tmp_path / "judges.json"
+    judges.read_usage(path)
+    judges.write_usage(path)
+    assert not path.exists(), "a run without judges has none"
+    for content in ("{", "[]", '{"cost": "much"}'):
+        path.write_text(content)
+        with raises_with(RecordError, path=str(path)):
+            judges.read_usage(path)
 
 
 @pytest.mark.parametrize("name", ["requests_per_minute", "input_price", "output_price"])
