@@ -33,7 +33,6 @@ from antiphon.run.publisher import WeightPublisher
 from antiphon.run.reward_checks import check_rewards_at_start
 from antiphon.run.server_checks import check_servers
 from antiphon.tasks.rendering import Renderer
-from antiphon.tasks.rewards.remote_judge import RemoteJudges
 from antiphon.weights.base import TransferContext
 from antiphon.weights.shared_directory import shared_directory
 
@@ -76,10 +75,7 @@ async def start_run(config: RunConfig, *, overwrite: bool = False, resume: bool 
             report=record.view.message,
         )
         tasks.renderer = Renderer(model)
-        judges = await start_judges(context, stack)
-        remote_judges = judges.remote_judges or RemoteJudges()
-        remote_judges.read_usage(record.directory.judges)  # of the run until now, if it is resumed
-        stack.callback(remote_judges.write_usage, record.directory.judges)
+        judges = await start_judges(context, stack, record.directory.judges)
         devices = await _start_workers(context, model, tasks, record, judges, stack)
         run = Run(
             Components(
@@ -89,7 +85,7 @@ async def start_run(config: RunConfig, *, overwrite: bool = False, resume: bool 
                 rollouts=devices.rollouts,
                 weights=WeightPublisher(config, context.deadlines, devices, transfer, record.first_version),
                 record=record,
-                remote_judges=remote_judges,
+                remote_judges=judges.remote_judges,
                 hooks=load_group_hooks(config.rollout, config.tasks, config.plan_evaluation(), tasks.mixture),
             )
         )

@@ -281,8 +281,7 @@ class Run:
             scheduler.admit()  # after `state` is taken: a resume draws these prompts again
             if state is not None:
                 await self._checkpoints.save(owner, learner, state)
-        parts.remote_judges.write_usage(parts.record.directory.judges)
-        return metrics | result.metrics | describe_judges(parts.remote_judges)
+        return metrics | result.metrics | self._record_judges()
 
     async def _next_groups(self, scheduler: Scheduler) -> list[Group]:
         """Wait for the groups of the next step. Their deadline begins when engines have loaded what they need."""
@@ -322,6 +321,12 @@ class Run:
         if show:
             record.view.step(step, steps, reduced, self.parts.deadlines)
         return reduced
+
+    def _record_judges(self) -> dict[str, float]:
+        """Write what judges behind an address have cost so far, and return it as metrics."""
+        judges = self.parts.remote_judges
+        judges.write_usage(self.parts.record.directory.judges)
+        return describe_judges(judges)
 
     async def _record_samples(self, step: int, groups: Sequence[Group], credit: Sequence[Credit]) -> None:
         """Write the table of a step's sample rollouts, for trackers, if one is due."""

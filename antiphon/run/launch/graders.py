@@ -37,7 +37,7 @@ class Judges(NamedTuple):
     classify: Mapping[ClassifierOptions, Classify] = {}  # asks a reward model
     remote: Mapping[str, Generate] = {}  # asks a judge behind an address, by `remote_judge_key`
     pools: Sequence[EnginePool] = ()  # of the judges
-    remote_judges: RemoteJudges | None = None  # that `remote` asks, if they run here
+    remote_judges: RemoteJudges = RemoteJudges()  # that `remote` asks, if they run here
 
     @property
     def answerers(self) -> dict[Hashable, Answerer]:
@@ -125,8 +125,11 @@ class _HostStarter:
         return host
 
 
-async def start_judges(context: LaunchContext, stack: AsyncExitStack) -> Judges:
-    """Start the models that rewards ask; `stack` ends what the cluster does not."""
+async def start_judges(context: LaunchContext, stack: AsyncExitStack, usage: Path | None = None) -> Judges:
+    """Start the models that rewards ask; `stack` ends what the cluster does not.
+
+    `usage` is the file of what the run's remote judges have cost: of the run until now, if it is resumed.
+    """
     generate: dict[str, Generate] = {}
     pools: list[EnginePool] = []
     first = 0  # device of the next judge
@@ -137,6 +140,9 @@ async def start_judges(context: LaunchContext, stack: AsyncExitStack) -> Judges:
             pools.append(pool)
     remote = RemoteJudges(context.config.remote_judges, context.config.grading.judge_budget)
     stack.push_async_callback(remote.close)
+    if usage is not None:
+        remote.read_usage(usage)
+        stack.callback(remote.write_usage, usage)
     return Judges(generate, await start_classifiers(context, stack), remote.judges, pools, remote)
 
 
