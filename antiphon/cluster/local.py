@@ -54,7 +54,7 @@ class LocalCluster:
         self._debug = config.debug
         self._env = config.env
         if config.debug:
-            os.environ.update(config.env)
+            _add_environment(config.env)
         self._logs = logs
         self._handles: list[LocalHandle] = []
         self._forks = config.fork and _can_fork()
@@ -226,9 +226,16 @@ def main(descriptor: int, place: "DeviceBinding") -> None:
     connection = socket.socket(fileno=descriptor)
     if (order := read_frame(connection)) is not None:  # else the controller has ended
         env, objects, factory, args = pickle.loads(order)
-        os.environ.update(env)
+        _add_environment(env)
         receive_objects(objects)
         _run_worker(connection, factory, args, alone=True)
+
+
+def _add_environment(variables: dict[str, str]) -> None:
+    if variables:  # else a worker of another interpreter is spared the import
+        from antiphon.core.config import add_environment
+
+        add_environment(variables)
 
 
 def _run_worker(connection: socket.socket, factory: str, args: tuple[Any, ...], *, alone: bool = False) -> None:

@@ -25,7 +25,7 @@ from antiphon.cluster.base import Gpu, Node, Place
 from antiphon.cluster.calls import GRACE, Handle, Inbox, serve
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.devices import bind_process, gpu_class, this_machine
-from antiphon.core.config import set_environment, set_visible_gpus
+from antiphon.core.config import add_environment, set_environment, set_visible_gpus
 from antiphon.core.errors import ConfigError, UnsupportedError, WorkerDiedError
 from antiphon.core.objects import pack_objects, receive_objects
 from antiphon.core.optional_packages import how_to_install
@@ -248,7 +248,7 @@ class WorkerActor:
         self._inbox: Inbox = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         env, objects, *life = pickle.loads(worker)
-        os.environ.update(env)
+        add_environment(env)
         receive_objects(objects)
         if holders:  # asked in the worker's thread: an actor that fails here while it asks another one never ends
             life = f"{__name__}:{build_with_reserved_gpus.__name__}", (holders, *life)

@@ -165,6 +165,11 @@ def set_environment(**variables: str) -> None:
         os.environ.setdefault(name, value)
 
 
+def add_environment(variables: Mapping[str, str]) -> None:
+    """Set environment variables, whatever they were."""
+    os.environ.update(variables)
+
+
 def visible_gpus() -> list[str] | None:
     """Return the names in CUDA_VISIBLE_DEVICES; None if it is not set, and all GPUs are visible."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -70,7 +70,7 @@ class GradingConfig(Config):
     """Concurrent gradings of a reward that is `async def`."""
     deadline: Annotated[float, unit("seconds")] = Field(10.0, gt=0.0)
     """Seconds after which a grading is killed and its trajectory is left without a score."""
-    judge_budget: float = Field(0.0, ge=0.0)
+    judge_budget: Annotated[float, unit("currency of the prices")] = Field(0.0, ge=0.0)
     """Cost at which the run ends, of all judges behind an address together, in the currency of their `input_price` and
     `output_price`; 0 for no bound. Only in the run's own `grading`."""
     confine: Literal["built_in", "all", "none"] = "built_in"
