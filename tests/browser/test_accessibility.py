@@ -27,7 +27,6 @@ PAGES = {
     "timeline": "/timeline/one",
     "record": "/record/one",
     "chat": "/chat/one?id=0:1.0.0",
-    "chat of an offline run": "/chat/three",
     "compare": "/compare?run=one&run=two",
     "compare nothing": "/compare",
     "error": "/run/nothing",

@@ -75,7 +75,9 @@ def test_run_has_its_curves_and_only_the_tabs_that_apply(client, name):
     assert "needs <code>algorithm" not in page and "needs <code>evaluation" not in page
 
 
-@pytest.mark.parametrize("path", ["now/{}", "rollouts/{}", "timeline/{}", "group/{}?group=0", "attempt/{}?id=0:0.0.0"])
+@pytest.mark.parametrize(
+    "path", ["now/{}", "rollouts/{}", "timeline/{}", "chat/{}", "group/{}?group=0", "attempt/{}?id=0:0.0.0"]
+)
 @pytest.mark.parametrize("name", KINDS)
 def test_pages_of_attempts_say_that_there_are_none(client, name, path):
     for prefix in ("/", "/api/"):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from antiphon.core.types import Trajectory
-from antiphon.dashboard.cards import RunCard
+from antiphon.dashboard.cards import RunCard, require_attempts
 from antiphon.dashboard.errors import NotFoundError
 from antiphon.dashboard.params import Params
 from antiphon.dashboard.site import Site
@@ -49,6 +49,7 @@ class ChatPage:
 def query_chat(site: Site, params: Params) -> ChatPage:
     """Return the prompt and the siblings of the attempt `id`, by default of the newest one that was trained on."""
     run, card = site.folder.find(params.name), site.read_card(params.name)
+    require_attempts(card)
     server = site.model_server.address if site.model_server else ""
     name = params.text("id") or _find_newest(site, card)
     if not name:
@@ -75,9 +76,7 @@ def query_chat(site: Site, params: Params) -> ChatPage:
 
 
 def _find_newest(site: Site, card: RunCard) -> str:
-    """Return the newest attempt that a step trained on; empty if there is none, or the run has no attempts."""
-    if card.kind != "rl":
-        return ""
+    """Return the newest attempt that a step trained on; empty if there is none."""
     rows = query_rollouts(site, Params([("status", "trained")], card.name)).rows
     return rows[0].id if rows else ""
 
