@@ -1,4 +1,4 @@
-"""What is asked on the chat page goes to the model server, and the page comes back with its answer."""
+"""Handler of the chat page's forms: it sends a prompt or message to the model server and renders the page with the answer."""
 
 import asyncio
 import json

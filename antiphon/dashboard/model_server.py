@@ -48,7 +48,7 @@ class ModelServer:
     async def reply(self, messages: Sequence[Mapping[str, str]], settings: Mapping[str, float]) -> str:
         """Return the reply to a conversation."""
         body = {"model": "policy", "messages": list(messages), **settings}
-        (choice,) = await self._ask("/chat/completions", body, "message")
+        choice, *_ = await self._ask("/chat/completions", body, "message")
         return str(choice["message"].get("content") or "")
 
     async def _ask(self, path: str, body: Mapping[str, Any], key: str) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ class ChatRequestError(Exception):
 
 @dataclass(slots=True)
 class ChatUsage:
-    """What was sent to a model so far, and the tokens that it counted."""
+    """Counts of requests sent to a model, and of tokens as the server counts them."""
 
     requests: int = 0  # tries included
     retries: int = 0

@@ -25,7 +25,7 @@ MILLION = 1e6
 
 @dataclass(slots=True)
 class JudgeUsage:
-    """What a judge was asked, and what that cost."""
+    """Counts of a judge's requests and tokens, and their cost."""
 
     requests: float = 0  # that were sent, retries included
     retries: float = 0
