@@ -41,7 +41,7 @@ class JsonResponse(Response):
         return json.dumps(replace_nonfinite(content), allow_nan=False).encode("ascii")
 
 
-def create_app(site: Site, token: str, prefix: str = "", version: str = "") -> Door:
+def create_app(site: Site, token: str, prefix: str = "", version: str = "", changes: Changes | None = None) -> Door:
     """Make the application of a site.
 
     Args:
@@ -49,9 +49,10 @@ def create_app(site: Site, token: str, prefix: str = "", version: str = "") -> D
         token: Token that requests must carry; empty if everybody may read.
         prefix: Path at which a proxy shows it.
         version: Version of Antiphon, shown on every page.
+        changes: The streams of changes, for a server that closes them before it ends.
     """
     templates = Templates(prefix, version)
-    changes = Changes(site)
+    changes = changes or Changes(site)
     routes = [Route("/", lambda request: RedirectResponse(templates.url("/runs"), 307))]
     for page in PAGES:
         path = page.path + ("{name:path}" if page.path.endswith("/") else "")

@@ -239,6 +239,9 @@ def require_attempts(card: RunCard) -> None:
 
 def _find_state(run: Path, summary: Mapping[str, Any]) -> tuple[str, str]:
     """Return the state of a run, and the error that ended it."""
+    locked = is_locked(run)
+    if locked:
+        return "running", ""
     error: str | None = None
     if (run / "ledger.db").exists():
         with open_ledger(run, check_pages=False) as db:
@@ -247,9 +250,6 @@ def _find_state(run: Path, summary: Mapping[str, Any]) -> tuple[str, str]:
             row = db.execute(query, (lineage,)).fetchone()
             error = None if row is None else str(row[0])
         db.close()
-    locked = is_locked(run)
-    if locked:
-        return "running", ""
     if error:
         return "failed", error[:500]
     if summary or error == "":

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 from antiphon.dashboard.cards import is_locked
@@ -29,6 +30,7 @@ class Changes:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._streams = 0
+        self._closed = asyncio.Event()
 
     def watch(self, name: str) -> AsyncIterator[str]:
         """Return the stream of a run's changes; each event names the files that have changed.
@@ -44,14 +46,17 @@ class Changes:
             )
         return self._stream(run)
 
+    def close(self) -> None:
+        """End all streams; for the thread of the event loop."""
+        self._closed.set()
+
     async def _stream(self, run: Path) -> AsyncIterator[str]:
         self._streams += 1
         try:
             before = await asyncio.to_thread(_look, run)
             yield "retry: 5000\n\n"
             quiet = GAP
-            while True:
-                await asyncio.sleep(INTERVAL)
+            while not await self._wait():
                 now = await asyncio.to_thread(_look, run)
                 if now != before and quiet >= GAP:
                     changed = [
@@ -63,6 +68,12 @@ class Changes:
                     yield ": still here\n\n"
         finally:
             self._streams -= 1
+
+    async def _wait(self) -> bool:
+        """Return False when it is time for another look, and True if the streams are to end."""
+        with suppress(TimeoutError):
+            return await asyncio.wait_for(self._closed.wait(), INTERVAL)
+        return False
 
 
 def _look(run: Path) -> Sign:

@@ -12,11 +12,25 @@ import uvicorn
 from antiphon import __version__
 from antiphon.core.errors import ConfigError
 from antiphon.dashboard.app import create_app
+from antiphon.dashboard.live import Changes
 from antiphon.dashboard.model_server import ModelServer
 from antiphon.dashboard.security import check_prefix
 from antiphon.dashboard.site import Site
 
-SHUTDOWN_SECONDS = 1  # for streams of changes, which never end by themselves
+SHUTDOWN_SECONDS = 1  # for requests under way to end by themselves
+
+
+class _Server(uvicorn.Server):
+    """A server that ends its streams of changes, which never end by themselves."""
+
+    def __init__(self, config: uvicorn.Config, changes: Changes) -> None:
+        super().__init__(config)
+        self._changes = changes
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the streams and then all that is open."""
+        self._changes.close()
+        await super().shutdown(sockets)
 
 
 def serve(
@@ -47,7 +61,8 @@ def serve(
     """
     prefix = check_prefix(prefix)
     site = Site.make(folder, cache, model_server)
-    app = create_app(site, token, prefix, __version__)
+    changes = Changes(site)
+    app = create_app(site, token, prefix, __version__, changes)
     with _listen(host, port) as listener:
         place = listener.getsockname()
         shown = f"[{place[0]}]" if ":" in place[0] else place[0]
@@ -62,7 +77,7 @@ def serve(
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)  # uvicorn raises the signal that ended it again
-        asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))
+        asyncio.run(_Server(config, changes).serve(sockets=[listener]))
 
 
 def is_local(host: str) -> bool:

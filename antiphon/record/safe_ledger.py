@@ -3,6 +3,7 @@
 import os
 import sqlite3
 from contextlib import closing
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -107,15 +108,28 @@ def _list_objects(db: sqlite3.Connection) -> Objects:
     if set(kinds.values()) - {"table"}:  # asking for the columns of other objects would begin to compute them
         return {name: (kind, False, ()) for name, kind in kinds.items()}
     strict = {row[1]: bool(row[5]) for row in db.execute("PRAGMA main.table_list")}
-    columns = 'SELECT name, type, "notnull", pk, hidden FROM pragma_table_xinfo(?)'
-    return {name: (kind, strict[name], tuple(db.execute(columns, (name,)))) for name, kind in kinds.items()}
+    query = (
+        'SELECT tables.name, columns.name, columns.type, "notnull", pk, hidden'
+        " FROM main.sqlite_schema AS tables JOIN pragma_table_xinfo(tables.name) AS columns ORDER BY cid"
+    )
+    columns: dict[str, list[tuple[Any, ...]]] = {name: [] for name in kinds}
+    for table, *column in db.execute(query):
+        if table in columns:
+            columns[table].append(tuple(column))
+    return {name: (kind, strict[name], tuple(columns[name])) for name, kind in kinds.items()}
+
+
+@lru_cache
+def _list_wanted(version: int) -> Objects:
+    """Return the objects of a ledger with a schema version."""
+    with closing(sqlite3.connect(":memory:")) as ours:
+        ours.executescript(schema.tables(version))
+        return _list_objects(ours)
 
 
 def _check_objects(path: Path, found: Objects, version: int) -> None:
     """Raise `RecordError` unless a ledger has exactly our tables."""
-    with closing(sqlite3.connect(":memory:")) as ours:
-        ours.executescript(schema.tables(version))
-        wanted = _list_objects(ours)
+    wanted = _list_wanted(version)
     for name, (kind, *_) in found.items():
         if kind != "table" or name not in wanted:
             raise RecordError(f"{path}: {name!r} is a {kind} that no ledger has; it is not read", path=path)

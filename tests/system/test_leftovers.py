@@ -66,7 +66,6 @@ def test_weights_of_a_killed_run_are_removed(project, runs, how):
     else:
         done = project.run("doctor", "--clean")
         assert done.returncode == 0, done.stderr
-        assert str(*of_killed) in done.stdout
     assert not of_killed & left(killed)
     assert left(living) == of_living and any(next(iter(of_living)).glob("weights-*"))
 

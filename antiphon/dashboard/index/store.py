@@ -5,7 +5,7 @@ import os
 import sqlite3
 from pathlib import Path
 
-FORMAT = 2  # of the index; one of another format is built anew
+FORMAT = 3  # of the index; one of another format is built anew
 MOST_BYTES = 2 << 30  # of an index; texts beyond it are not indexed
 TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -17,7 +17,9 @@ CREATE TABLE attempts (
     tokens INTEGER, prompt_tokens INTEGER, begun REAL NOT NULL, seconds REAL, failure TEXT, file TEXT, origin TEXT,
     UNIQUE (lineage, grp, sibling, try)
 );
-CREATE INDEX by_status ON attempts (status);
+CREATE INDEX by_status_score ON attempts (status, score);
+CREATE INDEX by_status_tokens ON attempts (status, tokens);
+CREATE INDEX by_status_age ON attempts (status, age);
 CREATE INDEX by_step ON attempts (step);
 CREATE INDEX by_score ON attempts (score);
 CREATE INDEX by_tokens ON attempts (tokens);

@@ -32,6 +32,7 @@ SORTS = {
     "oldest": "a.age DESC",
 }
 KNOWN = {"best": "score", "worst": "score", "longest": "tokens", "shortest": "tokens", "oldest": "age"}
+STATUS = "a.status = ?"
 RANGES = {
     "step": ("a.step = ?", int),
     "group": ("a.grp = ?", int),
@@ -134,11 +135,13 @@ def query_rollouts(site: Site, params: Params) -> RolloutsPage:
             f" LEFT JOIN previews p ON p.row = a.row WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?",
             (*values, ROWS, page * ROWS),
         ).fetchall()
-        counted = f"SELECT count(*) FROM (SELECT 1 FROM {source} WHERE {where} LIMIT {MOST_COUNTED + 1})"
+        # Any index may find the matches that are counted, if neither the search nor a filter leaves few.
+        unordered = where if match or " IN (" in where else where.replace("+a.", "a.")
+        counted = f"SELECT count(*) FROM (SELECT 1 FROM {source} WHERE {unordered} LIMIT {MOST_COUNTED + 1})"
         (found,) = db.execute(counted, values).fetchone()
         facets = db.execute("SELECT value FROM meta WHERE key = 'facets'").fetchone()
         known = json.loads(facets["value"]) if facets else {"status": {}, "task": {}}
-        scores = _read_histogram(db, source, where, values)
+        scores = _read_histogram(db, source, unordered, values)
         flags = dict(db.execute("SELECT flag, count(*) FROM flags GROUP BY flag ORDER BY 2 DESC LIMIT 200").fetchall())
     return RolloutsPage(
         card=site.read_card(params.name),
@@ -163,7 +166,7 @@ def _read_filters(params: Params) -> Iterator[tuple[str, object]]:
         if value is not None:
             yield condition, value
     if status := params.choice("status", [each.value for each in AttemptStatus]):
-        yield "a.status = ?", status
+        yield STATUS, status
     if task := params.text("task"):
         yield "a.task = ?", task
     if flag := params.text("flag"):
@@ -174,13 +177,15 @@ def _make_condition(
     db: sqlite3.Connection, filters: list[tuple[str, object]], match: str, sort: str
 ) -> tuple[str, str, list[object]]:
     """Return the tables, the condition and its values of a query for attempts."""
-    conditions, values = ["1"], [value for _, value in filters]
-    for condition, value in filters:
+    values = [value for _, value in filters]
+    are_few = [_has_few(db, condition, value) for condition, value in filters]
+    conditions = ["1"]
+    for (condition, _), is_few in zip(filters, are_few, strict=True):
         # Few attempts are looked up. Of many, the order of the rows finds the first ones sooner: a plus sign keeps SQLite
-        # from an index.
-        counted = f"SELECT count(*) FROM (SELECT 1 FROM attempts a WHERE {condition} LIMIT {FEW + 1})"
-        is_few = db.execute(counted, (value,)).fetchone()[0] <= FEW
-        conditions.append(f"a.row IN (SELECT a.row FROM attempts a WHERE {condition})" if is_few else f"+{condition}")
+        # from an index. Each status has indices of its own in the other orders.
+        is_ordered = condition == STATUS and sort in KNOWN and not match and not any(are_few)
+        found = condition if is_ordered else f"+{condition}"
+        conditions.append(f"a.row IN (SELECT a.row FROM attempts a WHERE {condition})" if is_few else found)
     if sort in KNOWN:
         conditions.append(f"a.{KNOWN[sort]} IS NOT NULL")
     if not match:
@@ -191,6 +196,12 @@ def _make_condition(
     # CROSS JOIN keeps the order: matches come from the search, newest first, and are looked up one by one.
     source = "texts CROSS JOIN attempts a ON a.row = texts.rowid"
     return source, " AND ".join(["texts MATCH ?", *conditions]), [match, *values]
+
+
+def _has_few(db: sqlite3.Connection, condition: str, value: object) -> bool:
+    query = f"SELECT count(*) FROM (SELECT 1 FROM attempts a WHERE {condition} LIMIT {FEW + 1})"
+    count: int = db.execute(query, (value,)).fetchone()[0]
+    return count <= FEW
 
 
 def make_match(words: str) -> str:

@@ -29,16 +29,21 @@ def start(*arguments, cache):
 
 def test_command_serves_until_it_is_interrupted(runs, tmp_path):
     process = start(runs, "--port", 0, cache=tmp_path)
-    try:
-        address = process.stdout.readline().strip()
-        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{32}", address)
-        with httpx.Client(trust_env=False, follow_redirects=True) as client:
-            assert client.get(address.partition("?")[0]).status_code == 401
+    with httpx.Client(trust_env=False, follow_redirects=True) as client:
+        try:
+            address = process.stdout.readline().strip()
+            assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{32}", address)
+            base = address.partition("?")[0]
+            assert client.get(base).status_code == 401
             assert "simulated" in client.get(address).text
-            assert client.get(f"{address.partition('?')[0]}rollouts/simulated").status_code == 200
-    finally:
-        process.send_signal(signal.SIGINT)
-        output, errors = process.communicate()
+            assert client.get(f"{base}rollouts/simulated").status_code == 200
+            open_page = client.send(client.build_request("GET", f"{base}live/simulated"), stream=True)
+            changes = open_page.iter_lines()
+            assert next(changes) == "retry: 5000"
+        finally:
+            process.send_signal(signal.SIGINT)
+            output, errors = process.communicate()
+        assert not any(changes), "the stream has ended, and not in the middle"
     assert (process.returncode, output, errors) == (0, "", "")
     assert list((tmp_path / "antiphon" / "dashboard").glob("*.db"))
 

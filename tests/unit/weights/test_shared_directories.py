@@ -7,7 +7,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+import antiphon.weights.shared_directory as shared_memory
+from antiphon.cli.app import app
 from antiphon.core.errors import ConfigError
 from antiphon.weights.checkpoint_files import list_weight_files
 from antiphon.weights.shared_directory import LOCK, SHARED_MEMORY, remove_abandoned_directories, shared_directory
@@ -60,6 +63,14 @@ def test_abandoned_directories_are_told(tmp_path):
         assert remove_abandoned_directories(str(tmp_path)) == [tmp_path / "antiphon-a-1"]
     assert remove_abandoned_directories(str(tmp_path)) == [tmp_path / "antiphon-b-2"]
     assert remove_abandoned_directories(str(tmp_path)) == []
+
+
+def test_doctor_names_what_it_removes(tmp_path, monkeypatch):
+    monkeypatch.setattr(shared_memory, "SHARED_MEMORY", tmp_path)  # in the real one, runs beside may come first
+    (tmp_path / "antiphon-killed-1").mkdir()
+    (tmp_path / "antiphon-killed-1" / LOCK).touch()
+    done = CliRunner().invoke(app, ["doctor", "--clean"])
+    assert done.output.startswith(f"removed:\n{tmp_path}/antiphon-killed-1\n") and not list(tmp_path.iterdir())
 
 
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
