@@ -63,6 +63,7 @@ def shoot(page: Page, address: str, path: str, file: Path, height: int = 900) ->
     page.goto(f"{address}{path}")
     page.wait_for_load_state("load")
     page.wait_for_timeout(1500)  # charts draw, and a live page has its first state
+    page.locator("[data-part=audit][data-poll]").wait_for(state="detached")  # an audit takes a while
     page.screenshot(path=file)
 
 

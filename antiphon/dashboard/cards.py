@@ -2,19 +2,21 @@
 
 import json
 import re
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from antiphon.core.errors import AntiphonError
 from antiphon.dashboard.errors import NotFoundError
 from antiphon.record import notes, safe_files
 from antiphon.record.safe_ledger import open_ledger
 
+T = TypeVar("T")
 KINDS = {
     "rl": "reinforcement learning",
     "sft": "supervised fine-tuning",
@@ -82,11 +84,31 @@ class RunCard:
     note: str = ""
 
 
+class KeptByRun(Generic[T]):
+    """What was read of each run, kept until a file of the run changes. Requests that come together read it once."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Path, tuple[Any, T]] = {}
+        self._locks: dict[Path, threading.Lock] = {}
+
+    def __contains__(self, run: Path) -> bool:
+        """Return True if something was read of a run."""
+        return run in self._kept
+
+    def read(self, run: Path, read: Callable[[], T]) -> T:
+        """Return what `read` returns, or has returned if no file of the run has changed since."""
+        with self._locks.setdefault(run, threading.Lock()):
+            signature = _sign(run)
+            if run not in self._kept or self._kept[run][0] != signature:
+                self._kept[run] = (signature, read())
+            return self._kept[run][1]
+
+
 class CardReader:
     """Reads cards and keeps each until a file of its run changes."""
 
     def __init__(self) -> None:
-        self._cards: dict[Path, tuple[Any, RunCard]] = {}
+        self._cards: KeptByRun[RunCard] = KeptByRun()
 
     def read_all(self, runs: Mapping[str, Path], budget: float = READ_SECONDS) -> list[RunCard]:
         """Return the cards of runs; those that cannot be read in `budget` seconds have the state `unread`."""
@@ -98,21 +120,19 @@ class CardReader:
 
     def read(self, name: str, run: Path) -> RunCard:
         """Return the card of a run; a run that cannot be read has the state `damaged`."""
-        signature = _sign(run)
-        known = self._cards.get(run)
-        if known is not None and known[0] == signature:
-            return known[1]
-        try:
-            with safe_files.convert_read_errors(run):
-                card = _read_card(name, run)
-        except AntiphonError as error:
-            card = RunCard(name=name, problem=str(error)[:500])
-        self._cards[run] = (signature, card)
-        return card
+        return self._cards.read(run, lambda: _read_or_tell(name, run))
+
+
+def _read_or_tell(name: str, run: Path) -> RunCard:
+    try:
+        with safe_files.convert_read_errors(run):
+            return _read_card(name, run)
+    except AntiphonError as error:
+        return RunCard(name=name, problem=str(error)[:500])
 
 
 def _sign(run: Path) -> tuple[Any, ...]:
-    """Return what changes when a card does."""
+    """Return what changes when a run writes something."""
     found: list[Any] = [is_locked(run)]
     for name in ("config.yaml", "metrics.jsonl", "summary.json", "ledger.db", "ledger.db-wal", notes.FILE):
         with suppress(OSError):

@@ -134,9 +134,14 @@ class Metrics:
 
     def follow(self) -> None:
         """Read the lines that were added since the last time; from the beginning if the file was replaced."""
-        if not (self.run / "metrics.jsonl").exists():
+        path = self.run / "metrics.jsonl"
+        try:
+            stat = path.stat()
+        except FileNotFoundError:
             return
-        path = safe_files.resolve_file(self.run, "metrics.jsonl")
+        if (stat.st_dev, stat.st_ino, stat.st_size) == (*self._file, self._offset):
+            return
+        safe_files.resolve_file(self.run, path.name)
         with self._lock, safe_files.convert_read_errors(path), path.open("rb") as file:
             stat = path.stat()
             if (stat.st_dev, stat.st_ino) != self._file or stat.st_size < self._offset:
@@ -171,8 +176,10 @@ class MetricsCache:
     def read(self, run: Path) -> Metrics:
         """Return the metrics of a run as they are on disk now."""
         with self._lock:
-            metrics = self._runs.setdefault(run, Metrics(run))
+            if run not in self._runs:
+                self._runs[run] = Metrics(run)
             self._runs.move_to_end(run)
+            metrics = self._runs[run]
         metrics.follow()
         with self._lock:
             while len(self._runs) > 1 and sum(each.nbytes for each in self._runs.values()) > MOST_BYTES:

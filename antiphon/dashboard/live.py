@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from pathlib import Path
 
 from antiphon.dashboard.cards import is_locked
@@ -12,7 +11,7 @@ from antiphon.dashboard.site import Site
 
 INTERVAL = 1.0  # seconds between looks at a run's files
 GAP = 5  # looks between two events: a page costs the server more than a look
-BEAT = 15  # looks between signs of life
+BEAT = 15.0  # seconds between signs of life
 MOST_STREAMS = 64
 WATCHED = ("metrics.jsonl", "summary.json", "ledger.db-wal", "ledger.db", "live.json")
 Sign = list[tuple[int, int]]
@@ -25,12 +24,12 @@ class TooManyStreamsError(RequestError):
 
 
 class Changes:
-    """The streams of changes. A look at a run is a few calls of `stat`."""
+    """The streams of changes. All pages of a run share the looks at its files, each of which is a few calls of `stat`."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._streams = 0
-        self._closed = asyncio.Event()
+        self._pages: dict[Path, set[asyncio.Queue[list[str] | None]]] = {}  # that watch each run
+        self._watches: dict[Path, asyncio.Task[None]] = {}
 
     def watch(self, name: str) -> AsyncIterator[str]:
         """Return the stream of a run's changes; each event names the files that have changed.
@@ -40,7 +39,7 @@ class Changes:
             TooManyStreamsError: More than 64 pages watch already.
         """
         run = self._site.folder.find(name)
-        if self._streams >= MOST_STREAMS:
+        if sum(map(len, self._pages.values())) >= MOST_STREAMS:
             raise TooManyStreamsError(
                 f"{MOST_STREAMS} pages watch runs already; close some, or reload this one by hand"
             )
@@ -48,32 +47,47 @@ class Changes:
 
     def close(self) -> None:
         """End all streams; for the thread of the event loop."""
-        self._closed.set()
+        for pages in self._pages.values():
+            for page in pages:
+                page.put_nowait(None)
 
     async def _stream(self, run: Path) -> AsyncIterator[str]:
-        self._streams += 1
+        page: asyncio.Queue[list[str] | None] = asyncio.Queue()
+        self._pages.setdefault(run, set()).add(page)
         try:
             before = await asyncio.to_thread(_look, run)
+            if run not in self._watches:
+                self._watches[run] = asyncio.create_task(self._follow(run, before))
             yield "retry: 5000\n\n"
-            quiet = GAP
-            while not await self._wait():
-                now = await asyncio.to_thread(_look, run)
-                if now != before and quiet >= GAP:
-                    changed = [
-                        name for name, one, other in zip((*WATCHED, "state"), before, now, strict=True) if one != other
-                    ]
-                    before, quiet = now, 0
-                    yield f"data: {json.dumps({'changed': changed})}\n\n"
-                elif (quiet := quiet + 1) % BEAT == 0:
+            while True:
+                try:
+                    changed = await asyncio.wait_for(page.get(), BEAT)
+                except TimeoutError:
                     yield ": still here\n\n"
+                    continue
+                if changed is None:
+                    return
+                yield f"data: {json.dumps({'changed': changed})}\n\n"
         finally:
-            self._streams -= 1
+            self._pages[run].remove(page)
+            if not self._pages[run]:
+                del self._pages[run]
+                if watch := self._watches.pop(run, None):
+                    watch.cancel()
 
-    async def _wait(self) -> bool:
-        """Return False when it is time for another look, and True if the streams are to end."""
-        with suppress(TimeoutError):
-            return await asyncio.wait_for(self._closed.wait(), INTERVAL)
-        return False
+    async def _follow(self, run: Path, before: Sign) -> None:
+        """Tell all pages of a run what has changed. They ask again at the same time, so that it is read once."""
+        quiet = GAP
+        while True:
+            await asyncio.sleep(INTERVAL)
+            now = await asyncio.to_thread(_look, run)
+            if now == before or quiet < GAP:
+                quiet += 1
+                continue
+            changed = [name for name, one, other in zip((*WATCHED, "state"), before, now, strict=True) if one != other]
+            before, quiet = now, 0
+            for page in self._pages[run]:
+                page.put_nowait(changed)
 
 
 def _look(run: Path) -> Sign:

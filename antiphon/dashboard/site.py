@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from antiphon.dashboard.audits import Audits
-from antiphon.dashboard.cards import CardReader, RunCard
+from antiphon.dashboard.cards import CardReader, KeptByRun, RunCard
 from antiphon.dashboard.curves import Metrics, MetricsCache
 from antiphon.dashboard.differences import Differences
 from antiphon.dashboard.folder import RunFolder
@@ -18,6 +19,7 @@ class Site:
 
     folder: RunFolder
     cards: CardReader
+    findings: KeptByRun[Any]
     metrics: MetricsCache
     index: IndexWorker
     audits: Audits
@@ -27,8 +29,8 @@ class Site:
     @classmethod
     def make(cls, folder: Path, cache: Path, model_server: ModelServer | None = None) -> "Site":
         """Make the site of a folder, with indices below `cache`, whose chat page talks to a model server."""
-        readers = (RunFolder(folder), CardReader(), MetricsCache(), IndexWorker(cache), Audits(), Differences())
-        return cls(*readers, model_server)
+        readers = (RunFolder(folder), CardReader(), KeptByRun[Any](), MetricsCache())
+        return cls(*readers, IndexWorker(cache), Audits(), Differences(), model_server)
 
     def read_card(self, name: str) -> RunCard:
         """Return the card of a run; raise `NotFoundError` if there is none."""

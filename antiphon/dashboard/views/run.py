@@ -117,7 +117,7 @@ def query_run(site: Site, params: Params) -> RunPage:
     return RunPage(
         card=card,
         figures=_list_figures(card, table),
-        findings=list_findings(run, metrics.training, read_summary(run).get("alarms")),
+        findings=site.findings.read(run, lambda: list_findings(run, metrics.training, read_summary(run).get("alarms"))),
         remaining=estimate_remaining(card, table),
         charts=charts,
         absent=absent,
