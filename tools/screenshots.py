@@ -64,7 +64,8 @@ def shoot(page: Page, address: str, path: str, file: Path, height: int = 900) ->
     page.wait_for_load_state("load")
     page.wait_for_timeout(1500)  # charts draw, and a live page has its first state
     page.locator("[data-part=audit][data-poll]").wait_for(state="detached")  # an audit takes a while
-    page.screenshot(path=file)
+    used = page.locator("body").bounding_box()["height"]
+    page.screenshot(path=file, clip={"x": 0, "y": 0, "width": 1280, "height": min(height, used)})
 
 
 def main() -> None:
@@ -78,7 +79,7 @@ def main() -> None:
         folder.mkdir()
         browser = tool.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         train(folder, "higher_rate", options.steps, "learner.optimizer.learning_rate=1e-3").communicate()
-        run = train(folder, "tiny_arithmetic", options.steps)
+        run = train(folder, "tiny_arithmetic", options.steps, "engine.replicas=2")
         with running(start("dashboard", folder, "--port", 0)) as server:
             address, token = re.match(r"(.*)/\?token=(.*)", wait_for(server, r"http://\S+")).groups()
             light, dark = (browser.new_page(color_scheme=scheme) for scheme in ("light", "dark"))
@@ -95,13 +96,14 @@ def main() -> None:
                 page = light.request.get(f"{rows}?status=trained&tokens_min=3").json()
             attempt = next(row["id"] for row in page["rows"] if row["score"])
             group = re.split(r"[:.]", attempt)[1]
+            last = light.request.get(f"{address}/api/timeline/tiny_arithmetic").json()["last"]
             for name, path in {
                 "runs": "/runs",
                 "run": "/run/tiny_arithmetic",
                 "rollouts": "/rollouts/tiny_arithmetic?status=trained",
                 "attempt": f"/attempt/tiny_arithmetic?id={attempt}&color=logprob",
                 "group": f"/group/tiny_arithmetic?group={group}",
-                "timeline": "/timeline/tiny_arithmetic",
+                "timeline": f"/timeline/tiny_arithmetic?start={last - 14}&stop={last - 4}",
                 "record": "/record/tiny_arithmetic",
                 "compare": "/compare?run=tiny_arithmetic&run=higher_rate",
             }.items():
