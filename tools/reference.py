@@ -20,6 +20,7 @@ from antiphon.core.config import Config  # noqa: E402
 from antiphon.inspect.options import Option, list_options  # noqa: E402
 
 NOTE = "This page is generated from the code.\n"
+SINCE = "A key whose meaning names no version has been there since 0.1.0."
 
 
 def build_pages() -> dict[str, str]:
@@ -53,14 +54,14 @@ def describe_training() -> str:
 All {len(options)} keys of a run's YAML file, for `antiphon train` and `antiphon sft`. `antiphon options KEY` prints
 the same on the command line. `[]` marks the items of a list, and every key can be set on the command line:
 `rollout.async_ratio=2`. An unknown key or a value out of bounds is an error that names the file, the key and what
-is valid.
+is valid. {SINCE}
 
 {_describe_sections(_model("train"), options)}"""
 
 
 def describe_offline() -> str:
     """Describe the configurations of the offline commands."""
-    parts = [f"# Configuration of the offline commands\n\n{NOTE}"]
+    parts = [f"# Configuration of the offline commands\n\n{NOTE}\n{SINCE}\n"]
     for command in ("dpo", "reward-model", "distill"):
         options = list_options(_model(command))
         parts.append(f"## `antiphon {command}`\n\n{len(options)} keys.\n\n{_options_table(options)}")
