@@ -150,8 +150,12 @@ class Client:
         handle.send("start")
 
     async def started(self) -> None:
-        """Return once the worker serves calls."""
-        await self._answers[STARTED]
+        """Return once the worker serves calls. One that does not come to it belongs to nobody and may hang: it is killed."""
+        try:
+            await self._answers[STARTED]
+        except BaseException:
+            self.kill()
+            raise
 
     async def died(self) -> None:
         """Return never; raise the error that the worker died of."""

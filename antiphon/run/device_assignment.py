@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from antiphon.cluster.base import Cluster, Place
+from antiphon.core.errors import ConfigError, WorkerDiedError
 from antiphon.run.config import RunConfig
 from antiphon.run.placement import resolve_placement
 
@@ -26,3 +27,11 @@ def device_assigner(cluster: Cluster, config: RunConfig, role: str, first: int =
         return DeviceAssignment(placement.place(role, first + number), placement.shares_devices(role, first + number))
 
     return assign
+
+
+def reassign(assign: AssignDevices, number: int, name: str) -> DeviceAssignment:
+    """Return the devices of the worker `name`, with that number; `WorkerDiedError` if its node has left since the start."""
+    try:
+        return assign(number)
+    except ConfigError as error:
+        raise WorkerDiedError(f"{name} has nowhere to run: {error}") from error

@@ -4,11 +4,10 @@ import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 
-from antiphon.core.errors import ConfigError, WorkerDiedError
 from antiphon.core.rpc import Client
 from antiphon.core.types import Message
 from antiphon.core.worker_set import DeadlyCallError, WorkerSet
-from antiphon.run.device_assignment import AssignDevices, device_assigner
+from antiphon.run.device_assignment import AssignDevices, device_assigner, reassign
 from antiphon.run.launch.context import LaunchContext
 from antiphon.tasks.base import UnreachableError
 from antiphon.tasks.rewards.reward_model import ClassifierOptions, Classify
@@ -34,18 +33,11 @@ async def _start_set(
 
     async def start(worker: int) -> Client:
         name = f"reward-model-{number}-{next(serials)}"
-        try:
-            place = assign(worker).place
-        except ConfigError as error:  # its node has left
-            raise WorkerDiedError(f"{name} has nowhere to run: {error}") from error
+        place = reassign(assign, worker, name).place
         threads = max(len(place.cores), 1) if place else 1
         args = (options, threads, rollout.deterministic)
         client = Client(context.cluster.spawn(name, CLASSIFIER_WORKER, *args, place=place))
-        try:
-            await client.started()
-        except BaseException:  # it belongs to nobody, and may hang
-            client.kill()
-            raise
+        await client.started()
         return client
 
     workers: WorkerSet[Client] = WorkerSet(

@@ -117,11 +117,7 @@ class _HostStarter:
         )
         handle.on_death(lambda _: self._hosts.__delitem__(place.node))
         host = GradingHost(handle)
-        try:
-            await host.started()
-        except BaseException:  # it belongs to nobody, and may hang
-            host.kill()
-            raise
+        await host.started()
         return host
 
 

@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
-from antiphon.core.errors import ConfigError, WorkerDiedError
+from antiphon.core.errors import ConfigError
 from antiphon.core.rpc import Client
 from antiphon.core.worker_set import WorkerSet
 from antiphon.learning.roles import Ask
 from antiphon.run.config import RoleConfig
-from antiphon.run.device_assignment import device_assigner
+from antiphon.run.device_assignment import device_assigner, reassign
 from antiphon.run.launch.context import LaunchContext
 
 ROLE_WORKER = "antiphon.learning.roles:RoleWorker"
@@ -83,15 +83,8 @@ class _RoleWorkers:
 
     async def _spawn(self, number: int) -> Client:
         name = f"role-{self._name}-{next(self._serials)}"
-        try:
-            place = self._assign(number).place
-        except ConfigError as error:  # its node has left
-            raise WorkerDiedError(f"{name} has nowhere to run: {error}") from error
+        place = reassign(self._assign, number, name).place
         args = (self._name, self._config.factory, self._config.options)
         client = Client(self._context.cluster.spawn(name, ROLE_WORKER, *args, place=place))
-        try:
-            await client.started()
-        except BaseException:  # it belongs to nobody, and may hang
-            client.kill()
-            raise
+        await client.started()
         return client

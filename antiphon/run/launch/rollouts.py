@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from antiphon.cluster.placement import gpus_of
-from antiphon.core.errors import ConfigError, WorkerDiedError
 from antiphon.record.run_dir import RunLineage
 from antiphon.rollout.backend import LocalRollouts
 from antiphon.rollout.episode import EpisodeRunner
@@ -16,7 +15,7 @@ from antiphon.rollout.group_scoring import GroupScoring
 from antiphon.rollout.prompt_encoding import PromptEncoder
 from antiphon.rollout.remote_workers import RolloutWorker, RolloutWorkers
 from antiphon.run.config import RunConfig
-from antiphon.run.device_assignment import AssignDevices, DeviceAssignment, device_assigner
+from antiphon.run.device_assignment import AssignDevices, DeviceAssignment, device_assigner, reassign
 from antiphon.run.launch.agents import start_agents
 from antiphon.run.launch.context import LaunchContext
 from antiphon.run.launch.engines import EngineStarter, start_engines
@@ -115,16 +114,9 @@ class _WorkerStarter:
         args = (serial, str(self._model), self._config, devices, self._lineage, context.events.enabled)
         handle = context.cluster.spawn(f"rollout-{serial}", ROLLOUT_WORKER, *args, place=place)
         worker = RolloutWorker(handle, number, context.events, context.report, self._judges.answerers)
-        try:
-            await worker.started()
-        except BaseException:  # it belongs to nobody, and may hang
-            worker.kill()
-            raise
+        await worker.started()
         return worker
 
     def _assign_devices(self, number: int) -> list[DeviceAssignment]:
         assign = device_assigner(self._context.cluster, self._context.config, "engine", number * self._share)
-        try:
-            return [assign(engine) for engine in range(self._share)]
-        except ConfigError as error:  # at the start it could be placed: a node has left since
-            raise WorkerDiedError(f"rollout worker {number} has nowhere to run: {error}") from error
+        return [reassign(assign, engine, f"rollout worker {number}") for engine in range(self._share)]
