@@ -57,7 +57,7 @@ TOOL_FORMATS = Registry(
 def strip_thinking(text: str) -> str:
     """Remove a `<think>` block at the beginning of a text.
 
-    >>> without_thought("<think>Or 5?</think> 4")
+    >>> strip_thinking("<think>Or 5?</think> 4")
     '4'
     """
     return _THOUGHT.sub("", text, count=1).strip() if _THOUGHT.match(text) else text

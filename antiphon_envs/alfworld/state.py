@@ -198,7 +198,7 @@ def display_order(names: Mapping[str, str] | tuple[str, ...]) -> tuple[str, ...]
 def describe_items(names: list[str] | tuple[str, ...]) -> str:
     """List things in words.
 
-    >>> listing(["mug 2", "mug 1"])
+    >>> describe_items(["mug 2", "mug 1"])
     'a mug 2, and a mug 1'
     """
     if len(names) < 2:

@@ -27,7 +27,7 @@ _WORDINGS = {  # patterns of facts that are not amounts
 def mentions_fact(fact: str, message: str) -> bool:
     """Return True if a message mentions a fact.
 
-    >>> is_told("12", "You get $12 back."), is_told("12", "Order 1234 cost 12.50.")
+    >>> mentions_fact("12", "You get $12 back."), mentions_fact("12", "Order 1234 cost 12.50.")
     (True, False)
     """
     text = message.lower().replace(",", "").replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")

@@ -77,7 +77,7 @@ def import_rapidfuzz() -> Any:
 def normalize_color(value: str, colors: Sequence[str]) -> str:
     """Return the first of `colors` that occurs in the value; the value itself if none does.
 
-    >>> normal_colour("dark green", ("blue", "green"))
+    >>> normalize_color("dark green", ("blue", "green"))
     'green'
     """
     return next((color for color in colors if color in value), value)
