@@ -150,9 +150,13 @@ class Client:
         handle.send("start")
 
     async def started(self) -> None:
+        """Return once the worker serves calls."""
+        await self._answers[STARTED]
+
+    async def started_or_killed(self) -> None:
         """Return once the worker serves calls. One that does not come to it belongs to nobody and may hang: it is killed."""
         try:
-            await self._answers[STARTED]
+            await self.started()
         except BaseException:
             self.kill()
             raise

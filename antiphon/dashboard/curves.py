@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -135,24 +135,27 @@ class Metrics:
     def follow(self) -> None:
         """Read the lines that were added since the last time; from the beginning if the file was replaced."""
         path = self.run / "metrics.jsonl"
-        try:
-            stat = path.stat()
-        except FileNotFoundError:
-            return
-        if (stat.st_dev, stat.st_ino, stat.st_size) == (*self._file, self._offset):
-            return
-        safe_files.resolve_file(self.run, path.name)
-        with self._lock, safe_files.convert_read_errors(path), path.open("rb") as file:
-            stat = path.stat()
-            if (stat.st_dev, stat.st_ino) != self._file or stat.st_size < self._offset:
+        with self._lock, safe_files.convert_read_errors(path):
+            try:
+                stat = path.stat()
+            except OSError:
+                return
+            file_id = (stat.st_dev, stat.st_ino)
+            if file_id == self._file and stat.st_size == self._offset:
+                return
+            if file_id != self._file or stat.st_size < self._offset:
                 self.training, self.supervised, self.damaged = MetricTable(), MetricTable(), 0
-                self._offset, self._file = 0, (stat.st_dev, stat.st_ino)
-            file.seek(self._offset)
-            while line := file.readline(MOST_LINE):
-                if not line.endswith(b"\n") and len(line) < MOST_LINE:
-                    break  # a live run is at its last line
-                self._offset += len(line)
-                self._add(line)
+                self._offset, self._file = 0, file_id
+            with safe_files.resolve_file(self.run, path.name).open("rb") as file:
+                self._read(file)
+
+    def _read(self, file: BinaryIO) -> None:
+        file.seek(self._offset)
+        while line := file.readline(MOST_LINE):
+            if not line.endswith(b"\n") and len(line) < MOST_LINE:
+                break  # a live run is at its last line
+            self._offset += len(line)
+            self._add(line)
 
     def _add(self, line: bytes) -> None:
         try:

@@ -30,6 +30,7 @@ class Changes:
         self._site = site
         self._pages: dict[Path, set[asyncio.Queue[list[str] | None]]] = {}  # that watch each run
         self._watches: dict[Path, asyncio.Task[None]] = {}
+        self._closed = False
 
     def watch(self, name: str) -> AsyncIterator[str]:
         """Return the stream of a run's changes; each event names the files that have changed.
@@ -46,7 +47,8 @@ class Changes:
         return self._stream(run)
 
     def close(self) -> None:
-        """End all streams; for the thread of the event loop."""
+        """End all streams, and those that begin later; for the thread of the event loop."""
+        self._closed = True
         for pages in self._pages.values():
             for page in pages:
                 page.put_nowait(None)
@@ -59,15 +61,14 @@ class Changes:
             if run not in self._watches:
                 self._watches[run] = asyncio.create_task(self._follow(run, before))
             yield "retry: 5000\n\n"
-            while True:
+            while not self._closed:
                 try:
                     changed = await asyncio.wait_for(page.get(), BEAT)
                 except TimeoutError:
                     yield ": still here\n\n"
                     continue
-                if changed is None:
-                    return
-                yield f"data: {json.dumps({'changed': changed})}\n\n"
+                if changed is not None:
+                    yield f"data: {json.dumps({'changed': changed})}\n\n"
         finally:
             self._pages[run].remove(page)
             if not self._pages[run]:

@@ -89,7 +89,7 @@ class RolloutsPage:
         statuses: Number of attempts of each status in the run.
         tasks: Number of attempts of each task in the run.
         flags: Number of attempts with each flag of reward hacking, among those whose texts are read.
-        scores: Histogram of the scores of up to 5,000 matches: begin, end and number of each bin.
+        scores: Histogram of the scores of the newest 5,000 matches: begin, end and number of each bin.
         copied: Share of the run's attempts in the index.
         searchable: Share of its files whose texts can be searched.
         problem: The reason why texts cannot be read; empty if they can.
@@ -141,7 +141,7 @@ def query_rollouts(site: Site, params: Params) -> RolloutsPage:
         (found,) = db.execute(counted, values).fetchone()
         facets = db.execute("SELECT value FROM meta WHERE key = 'facets'").fetchone()
         known = json.loads(facets["value"]) if facets else {"status": {}, "task": {}}
-        scores = _read_histogram(db, source, unordered, values)
+        scores = _read_histogram(db, source, where, values)
         flags = dict(db.execute("SELECT flag, count(*) FROM flags GROUP BY flag ORDER BY 2 DESC LIMIT 200").fetchall())
     return RolloutsPage(
         card=site.read_card(params.name),
@@ -223,7 +223,9 @@ def _make_row(row: sqlite3.Row) -> AttemptRow:
 def _read_histogram(
     db: sqlite3.Connection, source: str, where: str, values: list[object]
 ) -> list[tuple[float, float, int]]:
-    query = f"SELECT a.score FROM {source} WHERE {where} AND a.score IS NOT NULL LIMIT {MOST_SCORES}"
+    rows = source.replace("attempts a", "attempts a NOT INDEXED")  # an index of scores would find the lowest ones first
+    newest = "texts.rowid DESC" if source.startswith("texts") else "a.row DESC"
+    query = f"SELECT a.score FROM {rows} WHERE {where} AND a.score IS NOT NULL ORDER BY {newest} LIMIT {MOST_SCORES}"
     scores = np.array([row[0] for row in db.execute(query, values)], np.float64)
     scores = scores[np.isfinite(scores)]
     if len(scores) < 2 or scores.min() == scores.max():

@@ -1,6 +1,7 @@
 """The page of one run: its numbers now, its curated charts, and its configuration."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from antiphon.core.errors import AntiphonError
 from antiphon.dashboard.cards import RunCard, read_notes, read_summary
@@ -117,7 +118,7 @@ def query_run(site: Site, params: Params) -> RunPage:
     return RunPage(
         card=card,
         figures=_list_figures(card, table),
-        findings=site.findings.read(run, lambda: list_findings(run, metrics.training, read_summary(run).get("alarms"))),
+        findings=site.findings.read(run, lambda: _list_findings(site, params.name, run)),
         remaining=estimate_remaining(card, table),
         charts=charts,
         absent=absent,
@@ -130,6 +131,11 @@ def query_run(site: Site, params: Params) -> RunPage:
         note=read_notes(run).text,
         alarms=list_alarms(metrics.training),
     )
+
+
+def _list_findings(site: Site, name: str, run: Path) -> list[Finding]:
+    """Read the metrics again: the findings are kept for the files as they are now."""
+    return list_findings(run, site.read_metrics(name).training, read_summary(run).get("alarms"))
 
 
 def _list_figures(card: RunCard, table: MetricTable) -> list[Figure]:

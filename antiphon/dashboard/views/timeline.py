@@ -19,7 +19,7 @@ from antiphon.record.timeline import union_length
 CELLS = 240  # of a lane
 MOST_ROWS = 8  # of spans above each other in a lane; a lane with more shows its load
 MOST_DRAWN = 3_000  # spans that are drawn one by one
-NEAR_END = 1_000  # rows at either end of an interval
+NEAR_END = 1_000  # attempts at either end of an interval
 MOST_SPANS = 10_000  # that are read; of more, every second one and so on
 MOST_LANES = 64
 MOST_ATTEMPTS = 10_000  # whose number at a time is counted; of more, every second one and so on
@@ -164,7 +164,9 @@ def _read_lanes(index: sqlite3.Connection, start: float, stop: float) -> list[La
     where = "start < ? AND start >= ? AND stop >= ?"
     longest, names = read_extent(index)
     inside: tuple[float, ...] = (stop, start - longest, start)
-    stride, lowest, highest = _find_stride(index, f"number FROM spans WHERE {where}", "start", inside, MOST_SPANS)
+    query = f"SELECT count(*), min(number), max(number) FROM spans WHERE {where}"
+    count, lowest, highest = index.execute(query, inside).fetchone()
+    stride = -(-count // MOST_SPANS) or 1
     query = f"SELECT lane, kind, label, start, stop FROM spans WHERE {where} ORDER BY start"
     if stride > 1:  # look single rows up, and leave the others unread
         numbers = "WITH RECURSIVE n (i) AS (SELECT ? UNION ALL SELECT i + ? FROM n WHERE i < ?)"
@@ -175,20 +177,6 @@ def _read_lanes(index: sqlite3.Connection, start: float, stop: float) -> list[La
         lanes.setdefault(lane, []).append((span[0], span[1], span[2], span[3]))
     found = [_make_lane(name, lanes[name], start, stop, stride) for name in sorted(lanes, key=_rank_lane)]
     return [replace(lane, is_slow=_is_slow(lane, found)) for lane in found]
-
-
-def _find_stride(
-    index: sqlite3.Connection, rows: str, order: str, values: tuple[float, ...], most: int
-) -> tuple[int, int, int]:
-    """Return the step between numbers of rows of which at most `most` are read, and the first and last of the numbers.
-
-    Rows are numbered about in their order in time, so that the first and last numbers are near the ends of the interval.
-    """
-    (count,) = index.execute(f"SELECT count(*) FROM (SELECT {rows})", values).fetchone()
-    near = (f"SELECT * FROM (SELECT {rows} ORDER BY {order} {way} LIMIT {NEAR_END})" for way in ("ASC", "DESC"))
-    query = f"SELECT min(number), max(number) FROM ({' UNION ALL '.join(near)})"
-    lowest, highest = index.execute(query, values * 2).fetchone()
-    return -(-count // most) or 1, lowest, highest
 
 
 def _is_slow(lane: Lane, lanes: list[Lane]) -> bool:
@@ -251,9 +239,12 @@ def _count_running(index: sqlite3.Connection, lineage: int, start: float, stop: 
     longest = index.execute("SELECT value FROM meta WHERE key = 'longest'").fetchone()
     where = "lineage = ? AND begun > ? AND begun < ? AND seconds IS NOT NULL"
     inside: tuple[float, ...] = (lineage, start - float(longest[0] if longest else 0.0), stop)
-    stride, lowest, highest = _find_stride(
-        index, f"row AS number FROM attempts WHERE {where}", "begun", inside, MOST_ATTEMPTS
-    )
+    (count,) = index.execute(f"SELECT count(*) FROM attempts WHERE {where}", inside).fetchone()
+    stride = -(-count // MOST_ATTEMPTS) or 1
+    # Rows are numbered by their groups, and so about in the order of their begin.
+    near = (f"SELECT row FROM attempts WHERE {where} ORDER BY begun {way} LIMIT {NEAR_END}" for way in ("ASC", "DESC"))
+    query = f"SELECT min(row), max(row) FROM (SELECT * FROM ({') UNION ALL SELECT * FROM ('.join(near)}))"
+    lowest, highest = index.execute(query, inside * 2).fetchone()
     query = f"SELECT begun, begun + seconds FROM attempts WHERE {where}"
     if stride > 1:  # look single rows up, and leave the others unread
         numbers = "WITH RECURSIVE n (i) AS (SELECT ? UNION ALL SELECT i + ? FROM n WHERE i < ?)"

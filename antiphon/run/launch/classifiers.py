@@ -37,7 +37,7 @@ async def _start_set(
         threads = max(len(place.cores), 1) if place else 1
         args = (options, threads, rollout.deterministic)
         client = Client(context.cluster.spawn(name, CLASSIFIER_WORKER, *args, place=place))
-        await client.started()
+        await client.started_or_killed()
         return client
 
     workers: WorkerSet[Client] = WorkerSet(

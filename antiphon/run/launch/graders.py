@@ -117,7 +117,7 @@ class _HostStarter:
         )
         handle.on_death(lambda _: self._hosts.__delitem__(place.node))
         host = GradingHost(handle)
-        await host.started()
+        await host.started_or_killed()
         return host
 
 

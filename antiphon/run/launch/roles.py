@@ -86,5 +86,5 @@ class _RoleWorkers:
         place = reassign(self._assign, number, name).place
         args = (self._name, self._config.factory, self._config.options)
         client = Client(self._context.cluster.spawn(name, ROLE_WORKER, *args, place=place))
-        await client.started()
+        await client.started_or_killed()
         return client

@@ -114,7 +114,7 @@ class _WorkerStarter:
         args = (serial, str(self._model), self._config, devices, self._lineage, context.events.enabled)
         handle = context.cluster.spawn(f"rollout-{serial}", ROLLOUT_WORKER, *args, place=place)
         worker = RolloutWorker(handle, number, context.events, context.report, self._judges.answerers)
-        await worker.started()
+        await worker.started_or_killed()
         return worker
 
     def _assign_devices(self, number: int) -> list[DeviceAssignment]:

@@ -68,3 +68,10 @@ class BrokenWorker(AsyncWorker):
     async def _live(self):
         await asyncio.sleep(0)
         raise ValueError("this was too much")
+
+
+class SilentWorker(AsyncWorker):
+    """Never comes to serve."""
+
+    async def _live(self):
+        await asyncio.Event().wait()

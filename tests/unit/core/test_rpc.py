@@ -20,9 +20,9 @@ class SurfaceClient(Client, Surface):
         return "opened here"
 
 
-def with_worker(test, factory="SurfaceWorker", **answerers):
+def with_worker(test, factory="SurfaceWorker", debug=True, **answerers):
     async def main():
-        cluster = LocalCluster(ClusterConfig(debug=True))
+        cluster = LocalCluster(ClusterConfig(debug=debug))
         try:
             handle = cluster.spawn("worker", f"tests.unit.core.rpc_worker:{factory}")
             client = SurfaceClient(handle, answerers)
@@ -69,6 +69,17 @@ def test_the_death_of_a_worker_fails_all_calls():
                 await failing
 
     with_worker(test, "BrokenWorker")
+
+
+def test_a_worker_is_killed_if_its_start_is_given_up():
+    async def test(client):
+        starting = asyncio.ensure_future(client.started_or_killed())
+        await asyncio.sleep(0)
+        starting.cancel()
+        with pytest.raises(WorkerDiedError):
+            await client.died()
+
+    with_worker(test, "SilentWorker", debug=False)
 
 
 def test_a_cancelled_call_gives_up_what_it_has_asked():

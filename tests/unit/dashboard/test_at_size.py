@@ -1,7 +1,12 @@
 """What large runs take another way for gives the same answers as the plain way."""
 
+import sqlite3
+from contextlib import closing
+
 import pytest
 
+from antiphon.dashboard.index.store import TABLES
+from antiphon.dashboard.views.rollouts import _read_histogram
 from tests.unit.dashboard.sites import copy_run, make_run, open_dashboard, wait_until_indexed
 
 FILTERS = [
@@ -33,14 +38,27 @@ def test_filters_find_the_same_with_and_without_indices(client, monkeypatch, que
     assert pages[0]["found"] == pages[1]["found"] > 0
 
 
+def test_histogram_of_many_scores_has_the_newest():
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(TABLES)
+        columns = "lineage, grp, sibling, try, task, prompt, epoch, status, started, begun, score"
+        rows = [(0, row, 0, 0, "task", "prompt", 0, "trained", 0, 0.0, row) for row in range(6_000)]
+        db.executemany(f"INSERT INTO attempts ({columns}) VALUES ({', '.join('?' * 11)})", rows)
+        for where, values in (("1", []), ("1 AND a.status = ?", ["trained"]), ("1 AND +a.score >= ?", [1])):
+            bins = _read_histogram(db, "attempts a", where, values)
+            assert (bins[0][0], bins[-1][1], sum(count for _, _, count in bins)) == (1_000, 5_999, 5_000)
+
+
 def test_timeline_of_many_spans_counts_a_part_of_them(client, monkeypatch):
     whole = client.get("/api/timeline/simulated").json()
-    monkeypatch.setattr("antiphon.dashboard.views.timeline.MOST_SPANS", 20)
+    for name in ("MOST_SPANS", "MOST_ATTEMPTS"):
+        monkeypatch.setattr(f"antiphon.dashboard.views.timeline.{name}", 20)
     part = client.get("/api/timeline/simulated").json()
     engines = [lane["name"] for lane in whole["lanes"] if lane["requests"]]
     assert engines == [lane["name"] for lane in part["lanes"] if lane["requests"]]
     counts = [sum(lane["requests"] for lane in page["lanes"]) for page in (whole, part)]
     assert counts[1] == pytest.approx(counts[0], rel=0.3)
+    assert sum(part["running"]) == pytest.approx(sum(whole["running"]), rel=0.4)
     assert all(lane["busy"] is None for lane in part["lanes"] if lane["requests"])
     assert all(lane["busy"] is not None for lane in whole["lanes"])
     (learner,) = (lane for lane in part["lanes"] if lane["name"] == "learner")

@@ -24,10 +24,13 @@ def add_a_step(run):
 
 
 def test_requests_that_come_together_read_once(run):
-    kept, together, reads = KeptByRun(), threading.Barrier(4), []
+    kept, together, reads, too_many, expected = KeptByRun(), threading.Barrier(4), [], threading.Event(), 1
 
     def read():
         reads.append(1)
+        if len(reads) > expected:
+            too_many.set()
+        too_many.wait(0.2)  # so long would another one have to begin
         return len(reads)
 
     def ask(_):
@@ -37,6 +40,7 @@ def test_requests_that_come_together_read_once(run):
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(ask, range(4))) == [1] * 4
         add_a_step(run)
+        expected = 2
         assert list(pool.map(ask, range(4))) == [2] * 4
 
 
@@ -82,5 +86,17 @@ def test_a_page_that_is_closed_leaves_the_others(run, tmp_path, monkeypatch):
         add_a_step(run)
         assert "metrics.jsonl" in await anext(second)
         await second.aclose()
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
+def test_page_that_opens_while_the_server_ends_is_not_waited_for(run, tmp_path):
+    async def main():
+        changes = Changes(Site.make(tmp_path / "runs", tmp_path / "cache"))
+        page = changes.watch("alive")
+        changes.close()
+        assert [each async for each in page] == ["retry: 5000\n\n"]
 
     asyncio.run(main())
