@@ -1,12 +1,15 @@
 """Attention over a forest of pieces is that of its sequences, however it is gathered."""
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from transformers import AttentionInterface
 
-from antiphon.learning.model.attention import packed_attention
+from antiphon.core.errors import UnsupportedError
+from antiphon.learning.model.attention import CONTEXT_ATTENTION, PACKED_ATTENTION, packed_attention
 from antiphon.learning.model.pack_layout import PackLayout
 
 
@@ -45,3 +48,12 @@ def test_only_long_prompts_are_shared_between_responses():
 
     assert entries(1024, 64) == 1024 * 1024 + 8 * 64 * (1024 + 64)
     assert entries(64, 256) == 8 * (64 + 256) ** 2
+
+
+@pytest.mark.parametrize("name", [PACKED_ATTENTION, CONTEXT_ATTENTION["keys"]])
+@pytest.mark.parametrize("option", [{"softcap": 30.0}, {"s_aux": torch.zeros(2)}, {"sliding_window": 3}])
+def test_attention_that_is_no_plain_softmax_is_refused(name, option):
+    layout = PackLayout.of(np.array([4], np.int32), np.array([-1], np.int32))
+    states = torch.zeros(3, 1, 2, 4, 8)
+    with pytest.raises(UnsupportedError, match=" ".join(option).replace("sliding_", "sliding ")):
+        AttentionInterface()[name](torch.nn.Identity(), *states, None, context=None, layout=layout, **option)

@@ -157,6 +157,12 @@ def test_actor_learns_only_after_critic_warm_up():
     ]
 
 
+def test_without_a_critic_the_actor_learns_in_every_step():
+    log, config = [], LearnerConfig(minibatches=3, epochs=2)
+    asyncio.run(ModelRoles(learner=Model("learner", log)).begin(AlgorithmConfig(), config, None, 10))
+    assert log == [("learner", "begin", AlgorithmConfig(), config.optimizer, 60)]
+
+
 def test_learners_are_checkpointed_and_all_models_offload():
     log = []
     all_ = models(log, reference=Model("reference", log))
