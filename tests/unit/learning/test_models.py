@@ -19,6 +19,7 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    ViTConfig,
 )
 
 from antiphon.core.errors import DataError, UnsupportedError
@@ -131,6 +132,13 @@ def test_what_cannot_be_read_is_said(tmp_path):
     config.save_pretrained(path)
     with pytest.raises(UnsupportedError, match="quantized"):
         load_model(path, attention="sdpa", device=torch.device("meta"))
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_model_that_is_no_decoder_is_refused(tmp_path, device):
+    ViTConfig().save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedError, match="cannot be a AutoModelForCausalLM"):
+        load_model(str(tmp_path), attention="sdpa", device=torch.device(device))
 
 
 def test_code_beside_a_model_is_not_run(tmp_path):

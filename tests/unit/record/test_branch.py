@@ -103,6 +103,12 @@ def test_damaged_checkpoint_is_not_taken(source, target, name):
     assert list(target.checkpoints.glob("step_??????")) == []
 
 
+def test_manifest_without_files_is_no_checkpoint(source):
+    (source / "checkpoints" / "step_000004" / MANIFEST).write_text("{}")
+    with raises_with(ConfigError, key="at", value=4, valid=("0", "8")):
+        find_checkpoint(source, 4)
+
+
 @pytest.mark.parametrize("what", ["removed", "replaced"])
 def test_checkpoint_may_go_while_it_is_taken(source, target, what):
     """A run that is still going prunes its checkpoints, and after a rollback writes another one for the same step."""

@@ -76,7 +76,7 @@ def test_a_panel_before_the_first_step_is_whole():
     view = make_view("on", stream)
     view.start("demo")
     view.close()
-    assert "nobody" in stream.getvalue()
+    assert "nobody" in stream.getvalue() and "step 0/?" in stream.getvalue()
 
 
 def test_a_notebook_gets_one_panel_that_is_redrawn():

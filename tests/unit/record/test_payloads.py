@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from antiphon.core import failpoints as points
@@ -164,3 +165,10 @@ def test_ledger_refers_to_payloads_in_other_files(tmp_path):
     ]
     LedgerStore(tmp_path).close()  # numbers its files on
     assert len(list((tmp_path / "rollouts").iterdir())) == 2
+
+
+def test_a_part_of_a_column_of_lists_is_split_as_the_whole():
+    whole = pa.array([[1, 2], [], [3], [4, 5, 6], []], pa.list_(pa.int32()))
+    for begin, count in ((0, 5), (2, 2), (1, 4), (3, 0)):
+        part = whole.slice(begin, count)
+        assert [each.tolist() for each in trajectories._split(pa.chunked_array([part]))] == part.to_pylist()
