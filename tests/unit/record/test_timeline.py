@@ -116,6 +116,8 @@ def test_the_picture_counts_attempts_that_run():
     ]
     lines = [json.dumps({"t": t, "event": "attempt", "attempt": a, "status": s}) for t, (a, s) in enumerate(changes)]
     events = to_trace(lines)["traceEvents"]
-    assert [event["args"]["n"] for event in events if event["ph"] == "C"] == [1, 2, 1, 1, 0]
+    counts = [event for event in events if event["ph"] == "C"]
+    assert [event["args"]["n"] for event in counts] == [1, 2, 1, 1, 0]
+    assert {(event["pid"], event["name"]) for event in counts} == {("attempts", "running attempts")}
     spans = [(event["name"], event["ph"], event["ts"] / 1e6) for event in events if event["ph"] in "be"]
     assert spans == [("0.0.0", "b", 0.0), ("0.0.0", "e", 2.0), ("0.1.0", "b", 1.0), ("0.1.0", "e", 4.0)]
