@@ -85,7 +85,7 @@ class RunCard:
 
 
 class KeptByRun(Generic[T]):
-    """What was read of each run, kept until a file of the run changes. Requests that come together read it once."""
+    """Keeps a result of reading each run until a file of the run changes. Requests that come together read it once."""
 
     def __init__(self) -> None:
         self._kept: dict[Path, tuple[Any, T]] = {}
