@@ -161,8 +161,8 @@ def run_continuous(model: Any, work: Workload, batch: int, step: int) -> None:
         do_sample=True, temperature=1.0, top_k=0, eos_token_id=-1, max_new_tokens=max(work.lengths)
     )
     pages = sum(-(-(len(p) + n) // 32) for p, n in zip(work.prompts, work.lengths, strict=True)) + batch
-    settings = ContinuousBatchingConfig(
-        page_size=32, num_blocks=pages, max_batch_tokens=step, max_requests_per_batch=batch, allow_block_sharing=False
+    settings = ContinuousBatchingConfig(  # the size of a page comes first; it has had two names
+        32, num_blocks=pages, max_batch_tokens=step, max_requests_per_batch=batch, allow_block_sharing=False
     )
     tokens = finished = 0
     with model.continuous_batching_context_manager(
