@@ -11,7 +11,7 @@ phase of a synchronous step: the learner with two, or two engines with one each.
 one for the learner.
 
 On a GPU it is a model of the shape of Qwen3-0.6B with random weights, float32 computed in bfloat16 (autocast) in both learners,
-16 prompts of 256 tokens x 8 siblings x 256 tokens. TRL generates by transformers with the weights that it trains; ours has an
+16 prompts of 256 tokens x 8 siblings x 128 tokens. TRL generates by transformers with the weights that it trains; ours has an
 engine in bfloat16 beside the learner. Memory is what the whole device has in use, less what it had before.
 
 On either side the micro-batch trades memory for time, so neither is shown at one size: TRL runs at each of
@@ -78,7 +78,7 @@ ON_CPU = Work(
 )
 QWEN3_SMALL = {**QWEN3, "hidden_size": 1024, "intermediate_size": 3072}  # the shape of Qwen3-0.6B
 ON_GPU = Work(
-    16, 8, 256, numbers(16, 256, QWEN3["vocab_size"]), 512, (8, 16, 32), (8192, 16384, 32768), model=QWEN3_SMALL
+    16, 8, 128, numbers(16, 256, QWEN3["vocab_size"]), 384, (8, 16, 32), (8192, 16384, 32768), model=QWEN3_SMALL
 )
 TINY = Work(2, 4, 8, numbers(2, 8, TINY_QWEN3["vocab_size"]), 32, (4, 8), (64, 128), model=TINY_QWEN3)
 SETTINGS = {
@@ -91,7 +91,7 @@ SETTINGS = {
     "checkpointing, and ratios are to the fastest; vLLM generation and Liger kernels need a GPU",
 }
 SETTINGS_ON_GPU = {
-    "work": "16 prompts of 256 tokens x 8 samples x 256 tokens, float32 weights, bfloat16 autocast, AdamW, no reference",
+    "work": "16 prompts of 256 tokens x 8 samples x 128 tokens, float32 weights, bfloat16 autocast, AdamW, no reference",
     "ours": "tokens_per_pack as named, all else default: logits_chunk 1024, share_prefixes; one engine in bfloat16 of 128 "
     "slots on the learner's GPU, weights by device_memory",
     "TRL": "GRPOConfig: per_device_train_batch_size as named, with so many accumulation steps that an update is the same; "
@@ -181,7 +181,8 @@ def systems_of(args: argparse.Namespace) -> list[System]:
     """Both sides at all their settings."""
     samples, largest, smallest = args.work.samples, max(args.trl_micro), min(args.tokens_per_pack)
     found = [System(f"trl_{micro}", samples, micro) for micro in args.trl_micro]
-    found.append(System(f"trl_{largest}_checkpointing", samples, largest, checkpointing=True))
+    if args.trl_checkpointing:
+        found.append(System(f"trl_{largest}_checkpointing", samples, largest, checkpointing=True))
     found += [System(f"sync_{tokens}", samples, tokens, ratio=0) for tokens in args.tokens_per_pack]
     return [*found, System(f"async_{smallest}", samples, smallest, ratio=1)]
 
@@ -335,6 +336,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=3, help="timed steps of each run")
     parser.add_argument("--warm", type=int, default=1, help="steps of each run that are left out")
     parser.add_argument("--trl-micro", type=int, nargs="+", help="per_device_train_batch_size")
+    parser.add_argument("--trl-checkpointing", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--tokens-per-pack", type=int, nargs="+", help="of ours")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--tiny", action="store_true", help="a tiny model on any device; written only to --out")

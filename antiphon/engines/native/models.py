@@ -21,6 +21,8 @@ def prepare_model(model: PreTrainedModel | Path | str, config: EngineKind) -> An
         UnsupportedError: The engine cannot run the model.
     """
     device, dtype = resolve_device(config), resolve_dtype(config)
+    # It plans anew for each length of a sequence, which takes a hundred times as long as a step.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     if not isinstance(model, PreTrainedModel):
         try:
             model = AutoModelForCausalLM.from_pretrained(str(model), dtype=dtype, trust_remote_code=False)

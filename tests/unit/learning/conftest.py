@@ -54,7 +54,8 @@ def model_directories(tmp_path_factory):
 
 
 def make_learner(directory, **config) -> TorchLearner:
-    return TorchLearner(str(directory), LearnerConfig(**config), seed=0)
+    """A learner on the CPU unless `config` says otherwise: references are computed there, in double precision."""
+    return TorchLearner(str(directory), LearnerConfig(**{"device": "cpu", **config}), seed=0)
 
 
 def histories(rng: np.random.Generator, count: int) -> list[Sample]:
