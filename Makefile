@@ -17,7 +17,7 @@ TWO := -n 2 --dist loadfile --no-loadscope-reorder
 SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
 .DEFAULT_GOAL := help
-.PHONY: browser vendor help demo check test release commands alone chaos parity coverage mutation bench bare release-check docs format lint types floors figures house unit vllm clean
+.PHONY: gpu browser vendor help demo check test release commands alone chaos parity coverage mutation bench bare release-check docs format lint types floors figures house unit vllm clean
 
 help:  ## the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -46,6 +46,9 @@ chaos: $(VENV)/.installed-dev  ## 60 kills of real processes at random, and 6 of
 
 browser: $(VENV)/.installed-dev  ## the dashboard in a chromium of the system
 	pytest -q -p no:randomly tests/browser
+
+gpu:  ## what needs a GPU, in parts, by PYTHON=... as it is: no network is needed; make gpu REHEARSE=1 runs it small anywhere
+	$(PYTHON) benchmarks/gpu.py $(if $(REHEARSE),--rehearse)
 
 vendor:  ## install the third-party JavaScript of the dashboard and its tests by lock files and copy it; needs npm
 	for each in $(JS) $(AXE); do (cd $$each && npm ci --ignore-scripts --no-audit --no-fund) || exit 1; done

@@ -6,6 +6,7 @@ order. Moving a file, or a definition within the digested modules, keeps the dig
 
 import ast
 import hashlib
+import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -31,7 +32,11 @@ class _Normalizer(ast.NodeTransformer):
 def _statement_digests(source: str) -> tuple[str, ...]:
     """Digest each top-level statement."""
     tree = _Normalizer().visit(ast.parse(source))
-    return tuple(hashlib.sha256(ast.dump(node).encode()).hexdigest() for node in tree.body)
+    for node in ast.walk(tree):
+        if not getattr(node, "type_params", True):  # which Python has had since 3.12; a result may come from any
+            del node.type_params
+    options: dict[str, bool] = {"show_empty": True} if sys.version_info >= (3, 13) else {}
+    return tuple(hashlib.sha256(ast.dump(node, **options).encode()).hexdigest() for node in tree.body)
 
 
 def find_files(name: str, root: Path = ROOT) -> list[Path]:

@@ -22,6 +22,7 @@ import time
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from _common import ROOT, device_name, table, write_result
@@ -68,15 +69,13 @@ PARTS = (
 class State:
     """How parts ended, by the digest of the sources that they ran."""
 
-    def __init__(self, *, rehearse: bool) -> None:
+    def __init__(self, path: Path, *, rehearse: bool) -> None:
         digest = hashlib.sha256(device_name().encode() + bytes([rehearse]))
-        for path in sorted(
-            path for folder in ("antiphon", "benchmarks", "tests/gpu") for path in (ROOT / folder).rglob("*.py")
-        ):
-            digest.update(path.read_bytes())
+        for folder in ("antiphon", "benchmarks", "tests/gpu"):
+            for source in sorted((ROOT / folder).rglob("*.py")):
+                digest.update(source.read_bytes())
         self._digest = digest.hexdigest()
-        self._path = KEPT / "state.json"
-        KEPT.mkdir(exist_ok=True)
+        self._path = path
         self._ends: dict[str, list[str]] = json.loads(self._path.read_text()) if self._path.exists() else {}
 
     def passed(self, part: Part) -> bool:
@@ -89,13 +88,12 @@ class State:
         self._path.write_text(json.dumps(self._ends, indent=2))
 
 
-def run(part: Part, seconds: float, *, rehearse: bool) -> str:
-    """Run it; returns how it ended."""
+def run(part: Part, log: Path, seconds: float, *, rehearse: bool = False) -> str:
+    """Run it with its output in `log`; returns how it ended."""
     missing = [package for package in part.needs if importlib.util.find_spec(package) is None]
     if missing:
         return f"skipped: it needs {', '.join(missing)}"
     command = [sys.executable, *(part.rehearsal if rehearse else part.command).split()]
-    log = KEPT / f"{part.name}.log"
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": paths}
     with log.open("wb") as output:
@@ -122,11 +120,6 @@ def write_tests(*, rehearse: bool) -> None:
     print("written:", write_result("gpu_tests", {"passed": passed, **counts}, measures=MEASURES))
 
 
-def tail(part: Part, lines: int) -> str:
-    """The end of its output."""
-    return "\n".join((KEPT / f"{part.name}.log").read_text(errors="replace").splitlines()[-lines:])
-
-
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="All that needs a GPU, part by part.")
@@ -142,23 +135,25 @@ def main() -> None:
     args = parse()
     if not (args.rehearse or torch.cuda.is_available()):
         sys.exit("torch finds no GPU here; --rehearse runs every part small on any machine")
-    state, until = State(rehearse=args.rehearse), time.monotonic() + 60 * args.minutes
+    KEPT.mkdir(exist_ok=True)
+    state, until = State(KEPT / "state.json", rehearse=args.rehearse), time.monotonic() + 60 * args.minutes
     rows = []
     for part in PARTS:
         if args.parts and part.name not in args.parts:
             continue
-        began = time.monotonic()
+        began, log = time.monotonic(), KEPT / f"{part.name}.log"
         if state.passed(part):
             end = "passed before"
         elif (left := until - began) < 1:
             end = "not begun: the time is over"
         else:
-            end = run(part, min(left, 60 * part.minutes), rehearse=args.rehearse)
+            end = run(part, log, min(left, 60 * part.minutes), rehearse=args.rehearse)
             state.add(part, end)
             if part.name == "tests":
                 write_tests(rehearse=args.rehearse)
             if not end.startswith("skipped"):
-                print(f"--- {part.name}\n{tail(part, args.lines)}", flush=True)
+                last = log.read_text(errors="replace").splitlines()[-args.lines :]
+                print(f"--- {part.name}", *last, sep="\n", flush=True)
         rows.append([part.name, f"{time.monotonic() - began:.0f}", end])
     print(table(["part", "seconds", "end"], rows))
     sys.exit(any(end.startswith(("failed", "stopped", "not begun")) for *_, end in rows))

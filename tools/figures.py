@@ -7,7 +7,8 @@ A paragraph, list or table with measured numbers ends with a comment that names 
     It is 1.63 times as fast, at 86 % of the memory, with 8 prompts.
     <!-- figures step.json: ratio_sync 100*memory_ratio =8 -->
 
-* `step.json` is a file of `benchmarks/results/cpu-2core`. It applies until another file is named.
+* `step.json` is a file of `benchmarks/results/cpu-2core`, and `<device>/step.json` one of another device. It applies until
+  another file is named.
 * A source is an expression of the file's figures with + - * / min max median abs. Quote names that are not identifiers.
   The printed number must equal its value, rounded to the digits that are printed.
 * `<source` and `>source` mark an upper and a lower bound: the value, rounded up or down to the printed digits.
@@ -39,7 +40,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from _digests import digest_all, digest_modules, find_files  # noqa: E402
 
-RESULTS = "benchmarks/results/cpu-2core"
+ALL_RESULTS = "benchmarks/results"
+RESULTS = f"{ALL_RESULTS}/cpu-2core"
 EXCEPTIONS = "tools/unbound_numbers.txt"
 PEERS = ("trl_", "vs_generate", "continuous_batching", "bubblewrap", "math_verify", "mathruler", "vllm")
 ATTACHED = r"(?:x|[mµn]?s|[GMKTk]i?B)\b"  # units that may follow without a space
@@ -227,9 +229,10 @@ def compare(number: Number, source: str, figures: Mapping[str, float]) -> tuple[
 
 
 def read_results(root: Path) -> dict[str, dict[str, Any]]:
-    """Read all results, by file name."""
-    paths = sorted((root / RESULTS).glob("*.json"))
-    return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+    """Read all results, by file name; those of other devices by folder and file name."""
+    paths = sorted((root / ALL_RESULTS).glob("*/*.json"))
+    names = {path: path.name if path.parent == root / RESULTS else f"{path.parent.name}/{path.name}" for path in paths}
+    return {name: json.loads(path.read_text(encoding="utf-8")) for path, name in names.items()}
 
 
 class Page:
