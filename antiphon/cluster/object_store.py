@@ -16,11 +16,11 @@ class ObjectStore:
     """A `WeightChannel` between Ray workers. The store keeps one version."""
 
     def __init__(self, context: TransferContext) -> None:
-        self._copy = HostBuffer()
+        self._copy, self._dtype = HostBuffer(), context.dtype
 
     def send(self, named: NamedTensors, version: int, adapters: Adapters | None = None) -> WeightsUpdate:
         """Put the tensors into the object store and return the update that locates them."""
-        manifest = pack_tensors(named, self._copy, adapters)
+        manifest = pack_tensors(named, self._copy, adapters, self._dtype)
         return WeightsUpdate(
             version=version, location=put_object("weights", self._copy.content.numpy()), manifest=manifest
         )

@@ -160,6 +160,13 @@ class RunConfig(Config):
         return plans
 
     @property
+    def weights_dtype(self) -> str:
+        """Torch's name of the half precision in which weights travel to engines; empty: as the learner holds them."""
+        kinds = {(engine.kind, engine.dtype) for engine in self.engine.engine_kinds}
+        halves = {("native", "bfloat16"), ("native", "float16")}
+        return kinds.pop()[1] if self.weights.dtype == "engine" and len(kinds) == 1 and kinds <= halves else ""
+
+    @property
     def classifiers(self) -> list[ClassifierOptions]:
         """The reward models that tasks ask, each once."""
         found = (model for task in self.tasks for model in iterate_classifiers(task.reward, task.reward_options))

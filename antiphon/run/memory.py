@@ -56,7 +56,7 @@ def memory_estimate(parameters: int, config: RunConfig) -> dict[str, int]:
         "reference weights": parameters * TRAINED_BYTES * reference,
         **_memory_of_critics_and_teachers(parameters, config),
         "engine weights": sum(parameters * DTYPE_BYTES.get(engine.dtype, 4) for engine in config.engine.engine_kinds),
-        "weights in transit": trained * TRAINED_BYTES,
+        "weights in transit": trained * DTYPE_BYTES.get(config.weights_dtype, TRAINED_BYTES),
     }
     each = {"each learner rank": sum(learner.values()) // mesh.world} if mesh.world > 1 else {}
     return {**estimate, "all": sum(estimate.values()), **each}

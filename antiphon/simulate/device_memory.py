@@ -136,7 +136,8 @@ def transient_memory(model: ModelFacts, config: RunConfig) -> dict[str, int]:
         return {}
     whole, rows = model.shape.parameters * TRAINED_BYTES, learner_memory(model, config)
     largest = max(math.prod(weight.shape) for weight in model.shape.weights) * TRAINED_BYTES
-    published = whole if config.weights.channel == "device_memory" and not config.learner.lora else 0
+    sent = model.shape.parameters * dtype_bytes(config.weights_dtype)
+    published = sent if config.weights.channel == "device_memory" and not config.learner.lora else 0
     found = {"each learner rank, as it loads the model": whole} if config.learner.kind in OPTIONS else {}
     return found | {
         "each learner rank, as it publishes or saves": rows["weights"] + rows["moments"] + 2 * largest + published

@@ -43,7 +43,7 @@ def estimate(config: RunConfig, model: ModelFacts, device: Device, lent: int = 0
         shape, size, ranks, device.link
     )
     most = config.rollout.sampling.max_tokens
-    weights = 0 if config.learner.lora else shape.parameters * TRAINED_BYTES
+    weights = 0 if config.learner.lora else shape.parameters * dtype_bytes(config.weights_dtype)
     cached = shape.cached_per_token * size / cache_shards(shape, config)
     switching = _switch_seconds(model, config) if lent else 0.0
     publish = weights / HANDOVER["shared_memory"] / 2

@@ -32,6 +32,7 @@ class TransferContext:
     directory: Path  # for files that learner and engines see
     channel: str = "shared_memory"
     host: str = "127.0.0.1"  # address that the learner listens on
+    dtype: str = ""  # torch's name of the dtype in which floating-point tensors are sent; empty: their own
 
 
 class WeightChannel(Protocol):
@@ -40,7 +41,7 @@ class WeightChannel(Protocol):
     def __init__(self, context: TransferContext) -> None: ...
 
     def send(self, named: NamedTensors, version: int, adapters: Adapters | None = None) -> WeightsUpdate:
-        """Copy the present tensors and make them available as `version`.
+        """Copy the present tensors, in the dtype of the context, and make them available as `version`.
 
         Another version may be sent only after every receiver has this one. This one stays available until then, also to
         engines that start later.
@@ -50,7 +51,8 @@ class WeightChannel(Protocol):
                 its names. Each is gathered after the one before it was copied, so that only one gathered tensor exists at a
                 time. They may change after this returns.
             version: Number of the version.
-            adapters: Set if `named` comes from `weights.adapters.flatten_adapters`; receivers then add them to the base.
+            adapters: Set if `named` comes from `weights.adapters.flatten_adapters`; receivers then add them to the base. They
+                are sent in their own dtype.
 
         Returns:
             The update that receivers need.

@@ -1,6 +1,6 @@
 """Configuration of how weights travel. Importing it imports no torch."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -14,6 +14,9 @@ class WeightSyncConfig(Config):
     """`shared_memory`: files that both ends see; `device_memory`: that of the GPU which learner and engines share, by CUDA IPC,
     where the weights are once more then; `distributed`: broadcast by torch.distributed; `object_store`: Ray's, with
     `cluster.kind: ray`; or package.module:attribute."""
+    dtype: Literal["engine", "float32"] = "engine"
+    """`engine`: weights travel in the dtype of the engines if all are native and have the same, which changes nothing of what
+    engines load and, for bfloat16, halves the bytes; otherwise, and with `float32`, as the learner holds them."""
     directory: str = ""
     """Directory of the files; by default in the shared memory of this machine."""
     host: str = "127.0.0.1"

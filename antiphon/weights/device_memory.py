@@ -27,6 +27,7 @@ class DeviceMemory(WeightChannel):
     """A buffer on the device that holds the weights."""
 
     def __init__(self, context: TransferContext) -> None:
+        self._dtype = context.dtype
         self._content = torch.empty(0, dtype=torch.uint8)
         self._location = ""
 
@@ -41,7 +42,7 @@ class DeviceMemory(WeightChannel):
                 self._location = _handle(self._content)
             return self._content
 
-        manifest = pack_tensors(tensors, buffer, adapters)
+        manifest = pack_tensors(tensors, buffer, adapters, self._dtype)
         return WeightsUpdate(version=version, location=self._location, manifest=manifest)
 
     @staticmethod

@@ -45,7 +45,7 @@ class Distributed(WeightChannel):
     """The learner's end. It keeps a copy of the weights to broadcast."""
 
     def __init__(self, context: TransferContext) -> None:
-        self._host = context.host
+        self._host, self._dtype = context.host, context.dtype
         # A peer may die while the group is joined, and another one in a broadcast.
         self._store, self._location = open_store(context.host, 3 * TIMEOUT)
         self._copy_lock = threading.Lock()  # held while the copy is made or broadcast
@@ -58,7 +58,7 @@ class Distributed(WeightChannel):
     @override
     def send(self, named: NamedTensors, version: int, adapters: Adapters | None = None) -> WeightsUpdate:
         with self._copy_lock:
-            manifest = pack_tensors(named, self.copy, adapters)
+            manifest = pack_tensors(named, self.copy, adapters, self._dtype)
             self._version, self._expected, self._served = version, self._served, set()
         return WeightsUpdate(version=version, location=self._location, manifest=manifest)
 

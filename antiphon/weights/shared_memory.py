@@ -24,13 +24,13 @@ class SharedMemory(WeightChannel):
     """A file in the directory of the context."""
 
     def __init__(self, context: TransferContext) -> None:
-        self._directory = context.directory
+        self._directory, self._dtype = context.directory, context.dtype
         self._path = self._directory / "weights"  # no file yet
         self._content = torch.empty(0, dtype=torch.uint8)
 
     @override
     def send(self, named: NamedTensors, version: int, adapters: Adapters | None = None) -> WeightsUpdate:
-        manifest = pack_tensors(named, self._mapped, adapters)
+        manifest = pack_tensors(named, self._mapped, adapters, self._dtype)
         return WeightsUpdate(version=version, location=str(self._path), manifest=manifest)
 
     def _mapped(self, size: int) -> torch.Tensor:

@@ -26,7 +26,9 @@ class HostBuffer:
         return self.content
 
 
-def pack_tensors(named: NamedTensors, buffer: Callable[[int], torch.Tensor], adapters: Adapters | None) -> Manifest:
+def pack_tensors(
+    named: NamedTensors, buffer: Callable[[int], torch.Tensor], adapters: Adapters | None, dtype: str = ""
+) -> Manifest:
     """Copy tensors into one buffer, each to a 64-byte boundary, and return their manifest.
 
     Each tensor is gathered after the one before it was copied. A bucket is hashed as soon as it is full.
@@ -35,12 +37,15 @@ def pack_tensors(named: NamedTensors, buffer: Callable[[int], torch.Tensor], ada
         named: Tensors by name.
         buffer: Called with the size in bytes; returns memory for them, uint8 [size], zero where no tensor lies.
         adapters: Recorded in the manifest.
+        dtype: Torch's name of the dtype to which floating-point tensors are rounded, adapters excepted; empty: none is.
     """
     tensors, layouts, end = [], [], 0
     for name, tensor in named:
         tensors.append(tensor)
-        dtype, size = str(tensor.dtype).removeprefix("torch."), tensor.shape.numel() * tensor.dtype.itemsize
-        layouts.append(TensorLayout(name, dtype, tuple(tensor.shape), -(-end // ALIGNMENT) * ALIGNMENT, size))
+        rounded = dtype and adapters is None and tensor.dtype.is_floating_point
+        kind: torch.dtype = getattr(torch, dtype) if rounded else tensor.dtype
+        kind_name, size = str(kind).removeprefix("torch."), tensor.shape.numel() * kind.itemsize
+        layouts.append(TensorLayout(name, kind_name, tuple(tensor.shape), -(-end // ALIGNMENT) * ALIGNMENT, size))
         end = layouts[-1].offset + size
     try:
         content = buffer(end)

@@ -33,6 +33,7 @@ def test_a_replay_comes_to_the_same_batches_and_weights(project):
             }
         ],
         checkpoint={"every": 25, "keep_every": 25},
+        engine={"dtype": "bfloat16"},  # in which weights travel, then
         learner={
             "optimizer": {"learning_rate": 1e-4}
         },  # slow: what has learned everything has groups to filter out only

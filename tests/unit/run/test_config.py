@@ -465,6 +465,22 @@ def test_memory_is_counted_per_part(file):
         assert estimate["learner weights"] == 4000 * weights and estimate["learner gradients"] == 4000 * gradients
 
 
+@pytest.mark.parametrize(
+    ("overrides", "dtype"),
+    [
+        ([], ""),
+        (["engine.dtype=bfloat16"], "bfloat16"),
+        (["engine.dtype=float16", "engine.replicas=2"], "float16"),
+        (["engine.dtype=bfloat16", "weights.dtype=float32"], ""),
+        (["engine.dtype=bfloat16", "engine.also=[{kind: native}]"], ""),
+        (["engine.dtype=bfloat16", "engine.kind=vllm"], ""),  # which keeps some of its weights in more
+        (["engine.dtype=float64"], ""),
+    ],
+)
+def test_weights_travel_in_the_dtype_of_native_engines(file, overrides, dtype):
+    assert load(file, overrides, model=RunConfig).weights_dtype == dtype
+
+
 def test_models_on_meshes_of_their_own_are_counted_so(file):
     given = [*PPO, "critic.count=2", "algorithm.kl.coefficient=0.1", "learner.mesh={replicate: 2}"]
     alike, apart = (

@@ -101,6 +101,21 @@ def test_round_trip(way, tensors):
         assert received[name].dtype == tensor.dtype and torch.equal(received[name], tensor)
 
 
+@pytest.mark.parametrize("channel", HERE)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_weights_travel_in_the_dtype_of_the_engines(tmp_path, channel, dtype):
+    """What an engine of that dtype loads is the same, and of floats alone: a count stays exact."""
+    opened = open_channel(TransferContext(tmp_path, channel, dtype=dtype))
+    kind = getattr(torch, dtype)
+    named = {"a": torch.randn(400, 33), "b": torch.randn(330, 50).T, "count": torch.tensor([2**24 + 1])}
+    update = opened.send(named.items(), 1)
+    received = {name: tensor.clone() for name, tensor in opened.receive(update)}
+    assert all(torch.equal(received[name], named[name].to(kind)) for name in ("a", "b"))
+    assert received["a"].dtype == kind
+    assert torch.equal(received["count"], named["count"])
+    assert update.manifest.size < sum(tensor.nbytes for tensor in named.values()) * 0.51
+
+
 @pytest.mark.parametrize("sizes", [(1,), (1, 1), (2,), (1.5, 0.5, 1)])
 def test_buckets_that_are_full(way, sizes):
     send, receive = way
