@@ -33,6 +33,7 @@ class TransferContext:
     channel: str = "shared_memory"
     host: str = "127.0.0.1"  # address that the learner listens on
     dtype: str = ""  # torch's name of the dtype in which floating-point tensors are sent; empty: their own
+    encoding: str = "whole"  # or "delta": receivers that have the version before are sent what changed since
 
 
 class WeightChannel(Protocol):

@@ -17,6 +17,9 @@ class WeightSyncConfig(Config):
     dtype: Literal["engine", "float32"] = "engine"
     """`engine`: weights travel in the dtype of the engines if all are native and have the same, which changes nothing of what
     engines load and, for bfloat16, halves the bytes; otherwise, and with `float32`, as the learner holds them."""
+    encoding: Literal["whole", "delta"] = "whole"
+    """`delta`, with `weights.channel: distributed`: engines that have the version before are sent what changed since, without
+    loss and compressed; the others all of it. Engines keep a copy of the weights in host memory for it."""
     directory: str = ""
     """Directory of the files; by default in the shared memory of this machine."""
     host: str = "127.0.0.1"

@@ -3,7 +3,8 @@
 The learner keeps a copy and trains on. Engines request the copy between two of their steps. A thread of the learner waits
 until all engines that had the last version have asked, at most `PATIENCE` seconds after the first, and broadcasts to those
 that have. An engine that comes late, is new, or lost a broadcast because another died, gets a broadcast of its own. The
-process group is reused as long as its members stay the same.
+process group is reused as long as its members stay the same. With the encoding `delta` engines keep their copy, and if all that
+ask have the version before, what changed since is broadcast in place of the copy.
 
 The ends meet at a store of the learner's (`weights.rendezvous`). The store and gloo, which carries the bytes without any
 password, listen on the address of the context alone: use an address other than 127.0.0.1 on a private network only.
@@ -27,8 +28,9 @@ from antiphon.core.errors import WeightsError
 from antiphon.core.failpoints import hit
 from antiphon.core.types import WeightsUpdate
 from antiphon.weights.base import TransferContext, WeightChannel
+from antiphon.weights.delta import DeltaEncoder, apply_delta
 from antiphon.weights.listeners import ListeningSockets
-from antiphon.weights.manifest import BUCKET_BYTES, Adapters, NamedTensors
+from antiphon.weights.manifest import BUCKET_BYTES, Adapters, Manifest, NamedTensors
 from antiphon.weights.rendezvous import RunStore, open_store
 from antiphon.weights.tensors import HostBuffer, pack_tensors, unpack_tensors
 
@@ -39,18 +41,26 @@ TRIES = 4  # broadcasts of one version that a receiver takes part in before it g
 
 REQUESTS = "asked"  # queue of requests: receiver, version, key of the answer
 TOO_LATE = b"-"  # answer: a newer version has replaced it
+DELTA = "delta"  # the encoding
+WHOLE, BASE = (
+    "whole",
+    "base",
+)  # in an answer: all bytes come; they are to be kept. A number: so many bytes of a difference
+NOTHING = "-"  # in a request: the receiver has kept no version
 
 
 class Distributed(WeightChannel):
     """The learner's end. It keeps a copy of the weights to broadcast."""
 
     def __init__(self, context: TransferContext) -> None:
-        self._host, self._dtype = context.host, context.dtype
+        self._host, self._dtype, self._encoding = context.host, context.dtype, context.encoding
         # A peer may die while the group is joined, and another one in a broadcast.
         self._store, self._location = open_store(context.host, 3 * TIMEOUT)
         self._copy_lock = threading.Lock()  # held while the copy is made or broadcast
         self.copy = HostBuffer()
         self._version = -1
+        self._manifest: Manifest | None = None  # of the copy, while it is whole
+        self._delta: tuple[str, bytes] | None = None  # digest of the version before, and what changed since
         self._served: set[str] = set()  # receivers that have this version
         self._expected: set[str] = set()  # receivers that the next broadcast waits for
         threading.Thread(target=self._serve, name="weights", daemon=True).start()
@@ -58,37 +68,55 @@ class Distributed(WeightChannel):
     @override
     def send(self, named: NamedTensors, version: int, adapters: Adapters | None = None) -> WeightsUpdate:
         with self._copy_lock:
-            manifest = pack_tensors(named, self.copy, adapters, self._dtype)
+            before, self._manifest, self._delta = self._manifest, None, None
+            encoder = DeltaEncoder() if before and self._encoding == DELTA else None
+            manifest = pack_tensors(named, self.copy, adapters, self._dtype, encoder)
+            if encoder and before and before.tensors == manifest.tensors:
+                encoded = encoder.encoded()
+                self._delta = (_identity(before), encoded) if len(encoded) < manifest.size / 2 else None
+            self._manifest = manifest
             self._version, self._expected, self._served = version, self._served, set()
         return WeightsUpdate(version=version, location=self._location, manifest=manifest)
 
     @staticmethod
     @override
     def receive(update: WeightsUpdate) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from unpack_tensors(update, _receiver(update.location, threading.get_ident()).fetch(update))
+        receiver = _receiver(update.location, threading.get_ident())
+        content = receiver.fetch(update)
+        try:
+            yield from unpack_tensors(update, content)
+        except WeightsError:
+            receiver.forget()
+            raise
 
     def _serve(self) -> None:
         group: Any = None
         members: list[str] = []
         for number in itertools.count():
-            keys = self._gather()
+            keys, held = self._gather()
+            delta = self._delta[1] if self._delta and held == {self._delta[0]} else None
+            sends = WHOLE if self._encoding != DELTA else f"{len(delta)}" if delta is not None else BASE
             if group is None or members != sorted(keys):
                 group, name, members = None, f"group-{number}", sorted(keys)
             for rank, member in enumerate(members, 1):
-                self._store.set(keys[member], f"{name} {rank} {len(keys) + 1}")
+                self._store.set(keys[member], f"{name} {rank} {len(keys) + 1} {sends}")
             try:
                 group = group or _join(self._store, name, 0, len(keys) + 1, self._host)
-                with self._copy_lock:
-                    _broadcast(group, self.copy.content)
+                if delta is not None:
+                    _broadcast(group, torch.frombuffer(bytearray(delta), dtype=torch.uint8))
+                else:
+                    with self._copy_lock:
+                        _broadcast(group, self.copy.content)
             except RuntimeError:  # a receiver is gone; the others ask again
                 group, self._expected = None, set(members)
             else:
                 self._expected = set()  # a late receiver gets a broadcast of its own
                 self._served |= keys.keys()
 
-    def _gather(self) -> dict[str, str]:
-        """Return the receivers of the next broadcast, and the key at which each waits for its answer."""
+    def _gather(self) -> tuple[dict[str, str], set[str]]:
+        """Return the receivers of the next broadcast, with the key at which each waits for its answer, and what they have."""
         keys: dict[str, str] = {}
+        held: dict[str, str] = {}
         until = 0.0
         while not keys or self._expected - keys.keys():
             left = timedelta(seconds=max(0.0, until - time.monotonic())) if keys else IDLE
@@ -96,13 +124,13 @@ class Distributed(WeightChannel):
                 if keys:
                     break
                 continue
-            member, version, key = request.decode().split()
+            member, version, key, has = request.decode().split()
             if int(version) != self._version:
                 self._store.set(key, TOO_LATE)
                 continue
             until = until or time.monotonic() + PATIENCE
-            keys[member] = key
-        return keys
+            keys[member], held[member] = key, has
+        return keys, set(held.values())
 
 
 class _Receiver:
@@ -114,20 +142,27 @@ class _Receiver:
         self._name = uuid4().hex
         self._asked = itertools.count()
         self._group: tuple[str, Any] = "", None  # the last, with its name
+        self._kept: torch.Tensor | None = None  # the bytes that arrived last, if differences to them may come
+        self._held = NOTHING  # their identity
+
+    def forget(self) -> None:
+        """Keep nothing of what arrived: it is not what was sent."""
+        self._kept, self._held = None, NOTHING
 
     def fetch(self, update: WeightsUpdate) -> torch.Tensor:
         """Return the bytes of an update, uint8 [size]."""
-        copy = torch.empty(update.manifest.size, dtype=torch.uint8)
         for _ in range(TRIES):
             key = f"{self._name}/{next(self._asked)}"
-            self._store.queue_push(REQUESTS, f"{self._name} {update.version} {key}")
+            self._store.queue_push(REQUESTS, f"{self._name} {update.version} {key} {self._held}")
             if (answer := self._store.get(key)) == TOO_LATE:
                 raise WeightsError(
                     f"weights of version {update.version} are no longer broadcast: a newer version has replaced them",
                     version=update.version,
                 )
             self._store.delete_key(key)
-            name, rank, size = answer.decode().split()
+            name, rank, size, sends = answer.decode().split()
+            whole = sends in (WHOLE, BASE)
+            copy = torch.empty(update.manifest.size if whole else int(sends), dtype=torch.uint8)
             try:
                 if self._group[0] != name:
                     self._group = name, _join(self._store, name, int(rank), int(size), self._host)
@@ -135,6 +170,13 @@ class _Receiver:
             except RuntimeError:  # a member of the group is gone
                 self._group = "", None
                 continue
+            if sends == WHOLE:
+                return copy
+            if not whole:
+                assert self._kept is not None
+                apply_delta(self._kept, copy.numpy().tobytes())
+                copy = self._kept
+            self._kept, self._held = copy, _identity(update.manifest)
             return copy
         message = f"weights of version {update.version} did not arrive in {TRIES} broadcasts"
         raise WeightsError(message, version=update.version)
@@ -147,6 +189,10 @@ def _receiver(location: str, thread: int) -> _Receiver:
 
 
 _devices: deque[Any] = deque(maxlen=2)  # a device must outlive messages in flight when its group ends
+
+
+def _identity(manifest: Manifest) -> str:
+    return f"{manifest.digest:016x}"
 
 
 def _join(store: RunStore, name: str, rank: int, size: int, host: str) -> Any:

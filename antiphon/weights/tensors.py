@@ -7,6 +7,7 @@ import torch
 from antiphon.core.errors import WeightsError
 from antiphon.core.types import WeightsUpdate
 from antiphon.weights.adapters import apply_adapters
+from antiphon.weights.delta import DeltaEncoder
 from antiphon.weights.digest import digest_buffer
 from antiphon.weights.manifest import BUCKET_BYTES, Adapters, Manifest, NamedTensors, TensorLayout
 
@@ -27,7 +28,11 @@ class HostBuffer:
 
 
 def pack_tensors(
-    named: NamedTensors, buffer: Callable[[int], torch.Tensor], adapters: Adapters | None, dtype: str = ""
+    named: NamedTensors,
+    buffer: Callable[[int], torch.Tensor],
+    adapters: Adapters | None,
+    dtype: str = "",
+    delta: DeltaEncoder | None = None,
 ) -> Manifest:
     """Copy tensors into one buffer, each to a 64-byte boundary, and return their manifest.
 
@@ -38,6 +43,7 @@ def pack_tensors(
         buffer: Called with the size in bytes; returns memory for them, uint8 [size], zero where no tensor lies.
         adapters: Recorded in the manifest.
         dtype: Torch's name of the dtype to which floating-point tensors are rounded, adapters excepted; empty: none is.
+        delta: Is told what changes in the buffer, which is in host memory then.
     """
     tensors, layouts, end = [], [], 0
     for name, tensor in named:
@@ -57,7 +63,11 @@ def pack_tensors(
     def fill_buckets() -> Iterator[torch.Tensor]:
         buckets, full = iter(content.split(BUCKET_BYTES)), BUCKET_BYTES
         for tensor, layout in zip(tensors, layouts, strict=True):
+            part = content[layout.offset :][: layout.size]
+            before = part.clone() if delta is not None else part
             _copy(tensor.detach(), _tensor_view(layout, content))
+            if delta is not None:
+                delta.add(layout.offset, getattr(torch, layout.dtype).itemsize, before, part)
             while full <= layout.offset + layout.size:
                 yield next(buckets)
                 full += BUCKET_BYTES

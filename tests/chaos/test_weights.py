@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,8 +19,8 @@ from tests.raising import raises_with
 class Sending:
     """A sender here, receivers in processes."""
 
-    def __init__(self, tmp_path, cluster, receivers):
-        self.sender = open_channel(TransferContext(tmp_path, "distributed"))
+    def __init__(self, tmp_path, cluster, receivers, encoding):
+        self.sender = open_channel(TransferContext(tmp_path, "distributed", encoding=encoding))
         self.cluster = cluster
         self.receivers = [self.join(number) for number in range(receivers)]
         self.version = 0
@@ -29,17 +30,29 @@ class Sending:
 
     def send(self, buckets=3):
         """A version of so many buckets and a bit; returns the update, and what a receiver should say of it."""
-        self.version += 1
-        tensor = torch.randint(0, 256, (buckets * BUCKET_BYTES + 17,), dtype=torch.uint8)
+        return self._send(torch.randint(0, 256, (buckets * BUCKET_BYTES + 17,), dtype=torch.uint8))
+
+    def change(self, share=0.005):
+        """The version before, changed here and there; returned as by `send`."""
+        return self._send(self.tensor ^ (torch.rand(self.tensor.shape) < share).byte())
+
+    def _send(self, tensor):
+        self.version, self.tensor = self.version + 1, tensor
         said = f"a {tensor.dtype} {tuple(tensor.shape)}".encode() + tensor.numpy().tobytes()
         return self.sender.send([("a", tensor)], self.version), hashlib.blake2b(said).hexdigest()
 
 
-def sending(tmp_path, receivers, main):
+def sent_over_loopback():
+    """Bytes that the kernel has sent from this machine to itself."""
+    line = next(line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:"))
+    return int(line.split()[9])
+
+
+def sending(tmp_path, receivers, main, encoding="whole"):
     async def body():
         cluster = LocalCluster(ClusterConfig(), tmp_path / "logs")
         try:
-            await asyncio.wait_for(main(Sending(tmp_path, cluster, receivers)), 120)
+            await asyncio.wait_for(main(Sending(tmp_path, cluster, receivers, encoding)), 120)
         finally:
             await cluster.close()
 
@@ -105,3 +118,64 @@ def test_corrupt_skipped_or_reordered_buckets_are_refused(tmp_path):
         assert await receiver.call("load", update) == digest
 
     sending(tmp_path, 1, main)
+
+
+@pytest.mark.chaos
+def test_differences_go_to_those_that_have_the_version_before(tmp_path):
+    """By the kernel's count: a version of 48 MiB of which one weight in 200 changed, to two receivers that have it."""
+
+    async def main(sending):
+        async def load(receivers, sent):
+            before, (update, digest) = sent_over_loopback(), sent
+            assert await asyncio.gather(*(r.call("load", update) for r in receivers)) == [digest] * len(receivers)
+            return sent_over_loopback() - before
+
+        size = 3 * BUCKET_BYTES
+        assert await load(sending.receivers, sending.send()) > 2 * size
+        few = [await load(sending.receivers, sending.change()) for _ in range(3)]
+        assert min(few) < size / 10, few  # the least: others send here, too
+        late = sending.join(2)
+        assert await load([*sending.receivers, late], sending.change()) > size
+        again = [await load([*sending.receivers, late], sending.change()) for _ in range(3)]
+        assert min(again) < size / 5, again
+        await load([late], sending.change())  # the others missed it
+        assert await load([*sending.receivers, late], sending.change()) > size
+        assert await load([*sending.receivers, late], sending.send(2)) > 2 * size  # of another size
+        await load([*sending.receivers, late], sending.change(0.9))  # nearly all of it
+
+    sending(tmp_path, 2, main, "delta")
+
+
+@pytest.mark.chaos
+def test_one_that_dies_in_a_difference_keeps_nobody_else_from_it(tmp_path):
+    async def main(sending):
+        update, digest = sending.send()
+        assert await asyncio.gather(*(r.call("load", update) for r in sending.receivers)) == [digest] * 3
+        await sending.receivers[0].call("arm", "weights.bucket", 1)
+        update, digest = sending.change()
+        dead, *alive = await asyncio.gather(
+            *(r.call("load", update) for r in sending.receivers), return_exceptions=True
+        )
+        assert isinstance(dead, WorkerDiedError) and alive == [digest] * 2
+        update, digest = sending.change()
+        assert await asyncio.gather(*(r.call("load", update) for r in sending.receivers[1:])) == [digest] * 2
+
+    sending(tmp_path, 3, main, "delta")
+
+
+@pytest.mark.chaos
+def test_a_difference_to_something_else_is_refused_once(tmp_path):
+    """What was sent is not what the digest says: the receiver keeps nothing, and takes the next version whole."""
+
+    async def main(sending):
+        (receiver,) = sending.receivers
+        update, digest = sending.send()
+        assert await receiver.call("load", update) == digest
+        update, _ = sending.change()
+        wrong = replace(update, manifest=replace(update.manifest, digest=update.manifest.digest ^ 1))
+        with raises_with(WeightsError, match="digest", version=update.version):
+            await receiver.call("load", wrong)
+        update, digest = sending.change()
+        assert await receiver.call("load", update) == digest
+
+    sending(tmp_path, 1, main, "delta")

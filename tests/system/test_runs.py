@@ -69,24 +69,27 @@ def test_engine_and_learner_differ_by_rounding_only(project):
 
 def test_a_deterministic_run_repeats_bit_for_bit(project):
     """Two engines in processes of their own, filtered groups, updates in flight, an evaluation on the way; whichever way
-    weights come. Where nothing is in flight, tests/chaos/test_resume.py sees the same."""
+    weights come, and in bfloat16 whichever end rounds them. Where nothing is in flight, tests/chaos/test_resume.py sees the
+    same."""
 
-    def run(channel) -> tuple[bytes, list[float]]:
+    def run(dtype, weights) -> tuple[bytes, list[float]]:
         schedule = rollout(async_ratio=1.5, deterministic=True, filter="spread", extra_groups=1, groups_per_step=3)
-        engine = {"replicas": 2, "slots": 5}
-        path = project.config(
-            rollout=schedule, engine=engine, evaluation={"every": 2}, seed=7, weights={"channel": channel}
-        )
+        engine = {"replicas": 2, "slots": 5, "dtype": dtype}
+        path = project.config(rollout=schedule, engine=engine, evaluation={"every": 2}, seed=7, weights=weights)
         done = project.run("train", path, "steps=5", "--overwrite")
         assert done.returncode == 0, done.stderr
         checkpoint = max((project.folder / "runs" / "run" / "checkpoints").iterdir())
         return (checkpoint / "model.safetensors").read_bytes(), [step["learner/loss"] for step in project.metrics()]
 
-    first = run("shared_memory")
-    for channel in ("distributed", "device_memory"):
-        again = run(channel)
-        assert first[1] == again[1]
-        assert first[0] == again[0]
+    for dtype, first, *others in (
+        ("float32", {}, {"channel": "distributed"}, {"channel": "device_memory"}),
+        ("bfloat16", {"dtype": "float32"}, {"channel": "distributed", "encoding": "delta"}),
+    ):
+        trained, losses = run(dtype, first)
+        for other in others:
+            again = run(dtype, other)
+            assert again[1] == losses
+            assert again[0] == trained
 
 
 def test_siblings_are_judged_together(project):

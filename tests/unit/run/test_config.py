@@ -298,6 +298,7 @@ REMOTE = ["tasks.0.reward=judge", "tasks.0.reward_options={address: 'http://j/v1
         (["algorithm.loss=ppo"], "algorithm.loss"),
         (["learner.stages=[annotate, update]"], "learner.stages.1"),
         (["engine.kind=vlm"], "engine.kind"),
+        (["weights.encoding=delta"], "weights.encoding"),
         (["engine.also=[{kind: vlm}]"], "engine.also.0.kind"),
         (["engine.also=[{minimum: 1}]"], "engine.also.0.minimum"),
         (["engine.also=[{routed_experts: true}]"], "engine.also.0.routed_experts"),

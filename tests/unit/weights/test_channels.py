@@ -21,8 +21,10 @@ from antiphon.core import failpoints
 from antiphon.core.errors import ConfigError, WeightsError
 from antiphon.learning.parallel.whole_model import GatheredTensor
 from antiphon.weights.base import CHANNELS, TransferContext, open_channel
+from antiphon.weights.delta import DeltaEncoder, apply_delta
 from antiphon.weights.digest import digest_on_device
 from antiphon.weights.manifest import BUCKET_BYTES
+from antiphon.weights.tensors import HostBuffer, pack_tensors
 from tests.raising import raises_with
 
 HERE = sorted(set(CHANNELS.built_in) - {"object_store"})  # that needs Ray, and is tested with it
@@ -114,6 +116,42 @@ def test_weights_travel_in_the_dtype_of_the_engines(tmp_path, channel, dtype):
     assert received["a"].dtype == kind
     assert torch.equal(received["count"], named["count"])
     assert update.manifest.size < sum(tensor.nbytes for tensor in named.values()) * 0.51
+
+
+def changed_at(generator, tensor, share):
+    """A copy of which this share of the elements has other bits."""
+    places = torch.rand(tensor.shape, generator=generator) < share
+    return torch.where(places, (tensor.float() * 1.01 + 0.001).to(tensor.dtype), tensor)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    tensors=st.lists(st.tuples(DTYPES, SHAPES), min_size=1, max_size=5),
+    share=st.sampled_from([0.0, 0.01, 0.5, 1.0]),
+    seed=st.integers(0, 2**31),
+)
+def test_a_difference_makes_the_new_bytes_of_the_old(tensors, share, seed):
+    generator = torch.Generator().manual_seed(seed)
+    old = {f"t{i}": torch.randn(shape, generator=generator).to(dtype) for i, (dtype, shape) in enumerate(tensors)}
+    new = {name: changed_at(generator, tensor, share) for name, tensor in old.items()}
+    buffer, encoder = HostBuffer(), DeltaEncoder()
+    pack_tensors(old.items(), buffer, None)
+    kept = buffer.content.clone()
+    pack_tensors(new.items(), buffer, None, delta=encoder)
+    apply_delta(kept, encoder.encoded())
+    assert torch.equal(kept, buffer.content)
+
+
+def test_a_small_step_is_a_small_difference():
+    """One weight of 128 by the last bit, as after a step at a small learning rate: under a byte and a half each."""
+    generator = torch.Generator().manual_seed(0)
+    old = torch.randn(2 * BUCKET_BYTES // 2 + 5, generator=generator).to(torch.bfloat16)  # more than a piece
+    flipped = torch.rand(len(old), generator=generator) < 1 / 128
+    new = (old.view(torch.int16) ^ flipped.to(torch.int16)).view(torch.bfloat16)
+    buffer, encoder = HostBuffer(), DeltaEncoder()
+    pack_tensors([("a", old)], buffer, None)
+    pack_tensors([("a", new)], buffer, None, delta=encoder)
+    assert len(encoder.encoded()) < 1.5 * int(flipped.sum())
 
 
 @pytest.mark.parametrize("sizes", [(1,), (1, 1), (2,), (1.5, 0.5, 1)])
