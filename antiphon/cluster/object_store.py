@@ -21,9 +21,8 @@ class ObjectStore:
     def send(self, named: NamedTensors, version: int, adapters: Adapters | None = None) -> WeightsUpdate:
         """Put the tensors into the object store and return the update that locates them."""
         manifest = pack_tensors(named, self._copy, adapters, self._dtype)
-        return WeightsUpdate(
-            version=version, location=put_object("weights", self._copy.content.numpy()), manifest=manifest
-        )
+        location = put_object("weights", self._copy.content.numpy())
+        return WeightsUpdate(version=version, location=location, manifest=manifest, sent=manifest.size)
 
     @staticmethod
     def receive(update: WeightsUpdate) -> Iterator[tuple[str, torch.Tensor]]:

@@ -13,6 +13,7 @@ METRICS: Mapping[str, str] = {
     "step/wait_commit_share": "Share of the step in which the learner waited until its groups were on disk.",
     "tokens/per_second": "Sampled tokens of the step's attempts, per second of the step.",
     "tokens/requeued": "Tokens that were kept when their request went from a dead or slow engine to another, since the start.",
+    "weights/megabytes": "Megabytes of the published version that go to an engine which has the version before.",
     "engines/live": "Engines that take requests.",
     "attempts/dispatched": "Attempts started in this lineage.",
     "groups/live": "Groups that were admitted and whose slots are not released.",

@@ -65,6 +65,11 @@ class WeightPublisher:
         return self._devices.shared
 
     @property
+    def sent_bytes(self) -> int:
+        """Bytes of what was published last that go to an engine which has the version before; 0 if that is not known."""
+        return self._published.sent if self._published else 0
+
+    @property
     def is_loading(self) -> bool:
         """True while engines load what was published last."""
         return self._loading is not None and not self._loading.done()

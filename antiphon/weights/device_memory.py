@@ -43,7 +43,7 @@ class DeviceMemory(WeightChannel):
             return self._content
 
         manifest = pack_tensors(tensors, buffer, adapters, self._dtype)
-        return WeightsUpdate(version=version, location=self._location, manifest=manifest)
+        return WeightsUpdate(version=version, location=self._location, manifest=manifest, sent=manifest.size)
 
     @staticmethod
     @override

@@ -76,7 +76,8 @@ class Distributed(WeightChannel):
                 self._delta = (_identity(before), encoded) if len(encoded) < manifest.size / 2 else None
             self._manifest = manifest
             self._version, self._expected, self._served = version, self._served, set()
-        return WeightsUpdate(version=version, location=self._location, manifest=manifest)
+        sent = len(self._delta[1]) if self._delta else manifest.size
+        return WeightsUpdate(version=version, location=self._location, manifest=manifest, sent=sent)
 
     @staticmethod
     @override

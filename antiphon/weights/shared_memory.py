@@ -31,7 +31,7 @@ class SharedMemory(WeightChannel):
     @override
     def send(self, named: NamedTensors, version: int, adapters: Adapters | None = None) -> WeightsUpdate:
         manifest = pack_tensors(named, self._mapped, adapters, self._dtype)
-        return WeightsUpdate(version=version, location=str(self._path), manifest=manifest)
+        return WeightsUpdate(version=version, location=str(self._path), manifest=manifest, sent=manifest.size)
 
     def _mapped(self, size: int) -> torch.Tensor:
         if len(self._content) != size:

@@ -68,3 +68,4 @@ class WeightsUpdate:
     version: int
     location: str  # what the channel's receiver opens
     manifest: Any  # weights.base.Manifest
+    sent: int = 0  # bytes that go to an engine which has the version before; 0: the channel does not say
