@@ -3,14 +3,17 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from antiphon.core.errors import AntiphonError
+from antiphon.core.errors import AntiphonError, WorkerDiedError
 from antiphon.core.types import Pack, TrainBatch
 from antiphon.core.workers import WorkerHandle
 from antiphon.learning.mesh_config import MeshConfig
+
+DEATH_SECONDS = 5.0  # in which the death of a rank is noticed after others have lost it
 
 
 class RankGroup:
@@ -40,7 +43,7 @@ class RankGroup:
                 shares = [(_every(packs, data, self._mesh.data),) for data in range(self._mesh.data)]
         of_data = [self._mesh.data_rank(rank) for rank in range(len(self._members))]
         calls = (member.call(method, *shares[data]) for data, member in zip(of_data, self._members, strict=True))
-        answers = await asyncio.gather(*calls)
+        answers = await _gather([asyncio.ensure_future(call) for call in calls])
         match args:
             case ([Pack(), *_] as packs,):  # only where the last layers are is anything said
                 said = {data: answer for data, answer in zip(of_data, answers, strict=True) if answer}
@@ -90,6 +93,29 @@ class RankGroup:
         """Kill all ranks."""
         for member in self._members:
             member.kill()
+
+
+async def _gather(calls: Sequence[asyncio.Future[Any]]) -> list[Any]:
+    """Return the answers of all ranks, or raise the first error.
+
+    When a rank dies, the others lose its connections, and may say so before the death is noticed: then it is what is raised.
+    """
+    try:
+        return await asyncio.gather(*calls)
+    except Exception as error:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DEATH_SECONDS):
+                while (waiting := [call for call in calls if not call.done()]) and not any(map(_death, calls)):
+                    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if (death := next(filter(None, map(_death, calls)), None)) is None:
+            raise
+        raise death from error
+
+
+def _death(call: asyncio.Future[Any]) -> WorkerDiedError | None:
+    """Return the death of the rank that was called, if it ended a call so."""
+    error = call.exception() if call.done() and not call.cancelled() else None
+    return error if isinstance(error, WorkerDiedError) else None
 
 
 def _own(batch: TrainBatch, data: int) -> TrainBatch:

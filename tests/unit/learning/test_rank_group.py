@@ -4,9 +4,11 @@ import asyncio
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from antiphon.core.errors import WorkerDiedError
 from antiphon.learning.batch import BatchOptions, build_batch
 from antiphon.learning.mesh_config import MeshConfig
 from antiphon.learning.packing import pack_samples
@@ -61,6 +63,40 @@ def test_each_is_asked_of_its_share_and_all_is_answered(mesh, count):
     assert said == [pack.tokens[0] for pack in packs]
     assert len({len(member.sent[0][0]) for member in members}) == 1, "all compute at once"
     assert len(members[0].sent[0][0]) == -(-count // mesh.data)
+
+
+class Fallible(Member):
+    """Fails with an error once `before` others have, and never where it is None."""
+
+    failed = 0
+
+    def __init__(self, rank, error, before):
+        super().__init__(rank, True)
+        self.error, self.before = error, before
+
+    async def call(self, method, *args):
+        if self.before is None:
+            await asyncio.Event().wait()
+        while Fallible.failed < self.before:
+            await asyncio.sleep(0)
+        Fallible.failed += 1
+        raise self.error
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_the_death_of_a_rank_is_told_before_what_it_does_to_others(hangs):
+    Fallible.failed = 0
+    lost, died = RuntimeError("connection closed by peer"), WorkerDiedError("learner.1 was killed")
+    members = [Fallible(0, lost, 0), Fallible(1, died, 1), Fallible(2, lost, None if hangs else 0)]
+    with pytest.raises(WorkerDiedError, match=r"learner\.1"):
+        asyncio.run(RankGroup(members, MeshConfig(replicate=3)).call("publish", 1))
+
+
+def test_an_error_of_all_ranks_is_told_at_once():
+    Fallible.failed = 0
+    members = [Fallible(rank, ValueError(str(rank)), rank) for rank in range(2)]
+    with pytest.raises(ValueError, match="0"):
+        asyncio.run(RankGroup(members, MeshConfig(replicate=2)).call("publish", 1))
 
 
 @given(mesh=meshes())
