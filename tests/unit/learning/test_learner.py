@@ -143,6 +143,20 @@ def test_a_checkpoint_that_cannot_be_written_is_told_of(model_directories, tmp_p
     assert len(told) == 1 and "file" in told[0]
 
 
+def test_it_keeps_less_for_the_backward_than_the_model_as_it_is(model_directories):
+    def kept(model):
+        sizes = []
+        model.set_attn_implementation("sdpa")
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: sizes.append(tensor.nbytes) or tensor, lambda t: t
+        ):
+            model(input_ids=torch.arange(12)[None])
+        return sum(sizes)
+
+    plain = AutoModelForCausalLM.from_pretrained(model_directories["llama"])
+    assert kept(make_learner(model_directories["llama"]).model) < 0.9 * kept(plain.train())
+
+
 def test_published_weights_are_its_own(model_directories, tmp_path):
     learner = make_learner(model_directories["tied llama"])
     update = learner.publish(3, TransferContext(tmp_path))

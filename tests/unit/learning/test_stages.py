@@ -125,10 +125,17 @@ def test_rewards_and_weights_reach_the_batch(model_directories):
         for sample, score in zip(group, of_group, strict=True):
             np.testing.assert_allclose(sample.advantages[sample.segment.loss_mask], score - average, rtol=1e-6)
             assert (sample.weights == float(np.mean(of_group) == 0.5)).all()
+    assert step.metrics["weight/masked"] == np.mean([np.mean(of_group) != 0.5 for of_group in scores]) != 0.5
     asyncio.run(update_actor(step))
     counted = sum(s.segment.loss_mask.sum() for group in step.samples for s in group if s.weights.any())
     assert step.batches[0].updates[0].loss_tokens == counted
     assert step.pipeline.algorithm_state.rewards.count == 8
+
+
+def test_a_model_that_is_needed_and_not_there_is_named(model_directories):
+    step = step_of(model_directories["llama"], AlgorithmConfig(kl={"coefficient": 0.1}))
+    with pytest.raises(ConfigError, match="reference"):
+        asyncio.run(annotate(step))
 
 
 def test_tokens_are_as_old_as_the_versions_since(model_directories):
