@@ -59,14 +59,8 @@ class WorkerSet(Generic[C]):
         self._open: Counter[C] = Counter()  # calls of each live worker
         self._arrived = asyncio.Event()  # there is a worker
         self._keepers: list[asyncio.Task[None]] = []
-        self._ever: list[C] = []
         self._broken: Exception | None = None
         self.replaces = True  # if not, the first death ends the set
-
-    @property
-    def ever(self) -> list[C]:
-        """All workers, the dead included."""
-        return self._ever
 
     @property
     def alive(self) -> list[C]:
@@ -166,7 +160,6 @@ class WorkerSet(Generic[C]):
                 return
             began = loop.time()
             self._open[worker] = 0
-            self._ever.append(worker)
             self._arrived.set()
             succeed(ready, None)
             death = await self._end_of(worker)
