@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from antiphon.core.config import read_yaml
 from antiphon.core.errors import ConfigError, RecordError, printable
 from antiphon.record import safe_ledger, schema
-from antiphon.record.safe_files import check_model_files, read_json, read_table, resolve_file, resolve_path
+from antiphon.record.reader import RunReader
+from antiphon.record.safe_files import (
+    PARQUET_FLOOR,
+    check_model_files,
+    read_json,
+    read_rows,
+    read_table,
+    resolve_file,
+    resolve_path,
+)
 from tests.raising import raises_with
 
 
@@ -100,6 +109,32 @@ def test_only_our_tables_are_opened(tmp_path):
         safe_ledger.open_ledger(tmp_path)
 
 
+def test_a_table_that_no_ledger_has_is_refused(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as db:
+        db.executescript(f"{schema.tables()} CREATE TABLE more (a); PRAGMA user_version = {schema.VERSION};")
+    with raises_with(RecordError, match="'more'", path=tmp_path / "ledger.db"):
+        safe_ledger.open_ledger(tmp_path)
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_reader_looks_at_all_pages_unless_it_is_told_not_to(tmp_path, checked):
+    path = tmp_path / "ledger.db"
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(f"{schema.tables()} PRAGMA user_version = {schema.VERSION};")
+        db.executemany(
+            "INSERT INTO events (lineage, second, kind, detail) VALUES (0, 0.0, 'note', ?)", [("x" * 900,)] * 50
+        )
+        db.commit()
+    content = bytearray(path.read_bytes())
+    content[-4096:] = os.urandom(4096)  # a page of rows
+    path.write_bytes(content)
+    if checked:
+        with raises_with(RecordError, path=path):
+            RunReader.open(tmp_path)
+    else:
+        RunReader.open(tmp_path, check_pages=False).close()
+
+
 def test_cost_of_queries_is_bounded(tmp_path):
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as db:
         db.executescript(f"{schema.tables()} PRAGMA user_version = {schema.VERSION};")
@@ -134,6 +169,18 @@ def test_a_table_that_decodes_to_more_than_it_states_is_not_read(tmp_path):
     pq.write_table(pa.table({"text": texts}), path, store_schema=False)
     with raises_with(RecordError, path=path):
         read_table(path, pa.schema([("text", pa.string())]))
+
+
+def test_a_file_of_very_many_rows_is_not_read_even_for_one_of_them(tmp_path):
+    """Each takes hardly anything, as they are all the same."""
+    path, wanted = tmp_path / "t.parquet", pa.schema([("n", pa.int64())])
+    for rows, fits in ((1000, True), (PARQUET_FLOOR // 8 * 2, False)):
+        pq.write_table(pa.table({"n": pa.repeat(pa.scalar(7), rows)}), path)
+        if fits:
+            assert read_rows(path, wanted, 3, 1).to_pylist() == [{"n": 7}]
+            continue
+        with raises_with(RecordError, path=path):
+            read_rows(path, wanted, 3, 1)
 
 
 def test_a_model_directory_has_regular_files_alone(model):
