@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -20,6 +21,7 @@ from antiphon.sandbox.isolation import levels
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.config import GradingConfig, PromptsConfig, TaskConfig
 from antiphon.tasks.grading.router import RewardRouter
+from antiphon.tasks.rewards import REWARDS, reads_only_text
 
 ROOT = os.getuid() == 0
 ROOT_FOLDER = str(Path(__file__).parents[2])
@@ -30,8 +32,8 @@ pytestmark = pytest.mark.skipif(
 
 SAME = "tests.system.test_confined_graders"
 QUERY = {"query": "SELECT a FROM t WHERE a > 1", "databases": "CREATE TABLE t(a); INSERT INTO t VALUES (1), (2), (3);"}
-PUZZLE = {"question": "3 + 4", "answer": "7", "metadata": {"source_dataset": "basic_arithmetic"}}
-FORM = {"instructions": [{"name": "number_sentences", "relation": "at least", "num_sentences": 1}]}
+PUZZLE = {"answer": "7", "dataset": {"name": "chain_sum", "size": 1, "seed": 0, "min_digits": 1, "max_digits": 1}}
+FORM = {"instruction_id_list": ["keywords:existence"], "kwargs": [{"keywords": ["two"]}]}
 
 # reward: options, payload, responses
 ROWS = {
@@ -47,6 +49,8 @@ ROWS = {
     "sql": ({}, QUERY, ["SELECT a FROM t WHERE a >= 2", "SELECT 1", "DROP TABLE t"]),
     "length": ({"low": 2, "high": 20}, {}, ["a", "a b c"]),
     "repetition": ({}, {}, ["a b c d e f", "a b c d a b c d"]),
+    "instruction_following": ({}, FORM, ["one, two", "one"]),
+    "reasoning_gym": ({}, PUZZLE, ["7", "8"]),
 }
 
 
@@ -66,11 +70,20 @@ def workers() -> list[psutil.Process]:
     return [(each.children() or [each])[0] for each in started]
 
 
+def test_all_rewards_that_are_confined_are_tried() -> None:
+    assert ROWS.keys() == {name for name in REWARDS.built_in if reads_only_text(name, {})} - {
+        "composed",  # of the others
+        "environment_return",  # which reads no text
+    }
+
+
 def test_built_in_rewards_judge_the_same_confined() -> None:
+    rows = {name: row for name, row in ROWS.items() if name != "reasoning_gym" or find_spec(name)}
+
     async def verdicts(confine: str) -> list[Score]:
-        tasks = [task(name, name, options) for name, (options, _, _) in ROWS.items()]
+        tasks = [task(name, name, options) for name, (options, _, _) in rows.items()]
         async with RewardRouter(tasks, GradingConfig(confine=confine, deadline=60.0), Deadlines()) as graders:
-            every = [(name, payload, each) for name, (_, payload, said) in ROWS.items() for each in said]
+            every = [(name, payload, each) for name, (_, payload, said) in rows.items() for each in said]
             return list(await asyncio.gather(*(score(graders, *each) for each in every)))
 
     free, confined = asyncio.run(verdicts("none")), asyncio.run(verdicts("built_in"))

@@ -5,20 +5,59 @@ Some graders let Python evaluate the answer, some accept any answer, some raise 
 
 import ast
 import functools
+import importlib
 import json
 import operator
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
-
-import reasoning_gym as gym
 
 from antiphon.core.types import Message, Prompt, Score
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.extract import is_hard_to_read, last_match, zero_score
 from antiphon.tasks.rewards.math.numeric import numeric
+
+
+class _EmptyMatplotlib(MetaPathFinder, Loader):
+    """Finds modules of matplotlib, and loads them without content.
+
+    The library imports one that can plot, and needs no plots; matplotlib demands a folder that it can write to, and a confined
+    grader has none.
+    """
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Return a specification if it is such a module."""
+        ours = name.partition(".")[0] in ("matplotlib", "mpl_toolkits")
+        return ModuleSpec(name, self, is_package=True) if ours else None
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Have Python make the module."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Leave it empty."""
+
+
+def _import_without_plots() -> ModuleType:
+    """Import the library; of matplotlib, nothing is left that another import would find."""
+    if "matplotlib" in sys.modules:
+        return importlib.import_module("reasoning_gym")
+    finder = _EmptyMatplotlib()
+    sys.meta_path.insert(0, finder)
+    try:
+        return importlib.import_module("reasoning_gym")
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [name for name, module in sys.modules.items() if getattr(module, "__loader__", None) is finder]:
+            del sys.modules[name]
+
+
+gym: Any = _import_without_plots()
 
 MOST_CHARACTERS = 20_000  # of an answer, beyond those of the right one
 LONGEST_EXPRESSION = 200  # characters, beside four times those of the right one
