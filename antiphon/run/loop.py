@@ -281,8 +281,7 @@ class Run:
             scheduler.admit()  # after `state` is taken: a resume draws these prompts again
             if state is not None:
                 await self._checkpoints.save(owner, learner, state)
-        sent = {"weights/megabytes": parts.weights.sent_bytes / 1e6} if parts.weights.sent_bytes else {}
-        return metrics | result.metrics | sent | self._record_judges()
+        return metrics | result.metrics | parts.weights.metrics | self._record_judges()
 
     async def _next_groups(self, scheduler: Scheduler) -> list[Group]:
         """Wait for the groups of the next step. Their deadline begins when engines have loaded what they need."""

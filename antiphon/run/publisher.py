@@ -65,9 +65,9 @@ class WeightPublisher:
         return self._devices.shared
 
     @property
-    def sent_bytes(self) -> int:
-        """Bytes of what was published last that go to an engine which has the version before; 0 if that is not known."""
-        return self._published.sent if self._published else 0
+    def metrics(self) -> dict[str, float]:
+        """What is known of the version that was published last."""
+        return {"weights/megabytes": self._published.sent / 1e6} if self._published and self._published.sent else {}
 
     @property
     def is_loading(self) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from antiphon.core.registry import Registry
 from antiphon.core.types import WeightsUpdate
+from antiphon.weights.config import WeightSyncConfig
 from antiphon.weights.manifest import Adapters, NamedTensors
 
 if TYPE_CHECKING:  # the controller knows channels by name, and imports no torch
@@ -34,6 +35,11 @@ class TransferContext:
     host: str = "127.0.0.1"  # address that the learner listens on
     dtype: str = ""  # torch's name of the dtype in which floating-point tensors are sent; empty: their own
     encoding: str = "whole"  # or "delta": receivers that have the version before are sent what changed since
+
+    @staticmethod
+    def of(directory: Path, config: WeightSyncConfig, dtype: str) -> "TransferContext":
+        """Return the settings that a configuration names."""
+        return TransferContext(directory, config.channel, config.host, dtype, config.encoding)
 
 
 class WeightChannel(Protocol):
