@@ -95,7 +95,8 @@ class Distributed(WeightChannel):
         members: list[str] = []
         for number in itertools.count():
             keys, held = self._gather()
-            delta = self._delta[1] if self._delta and held == {self._delta[0]} else None
+            change = self._delta  # once: `send` may replace it now
+            delta = change[1] if change and held == {change[0]} else None
             sends = WHOLE if self._encoding != DELTA else f"{len(delta)}" if delta is not None else BASE
             if group is None or members != sorted(keys):
                 group, name, members = None, f"group-{number}", sorted(keys)
