@@ -90,3 +90,10 @@ def test_a_run_that_goes_on_is_one_that_was_begun(tmp_path):
         RunDirectory.resume(tmp_path, "demo")
     RunDirectory.create(tmp_path, "demo").write_config("a")
     assert RunDirectory.resume(tmp_path, "demo").path == tmp_path / "demo"
+
+
+def test_every_file_of_a_run_has_its_own_place_inside(tmp_path):
+    run = RunDirectory(tmp_path)
+    places = [getattr(run, name) for name, kind in vars(RunDirectory).items() if isinstance(kind, property)]
+    assert len(places) > 5 and len({*places}) == len(places)
+    assert all(place.parent == tmp_path for place in places)
