@@ -8,7 +8,9 @@ all others, and are explained one by one in `mutants/survivors.yaml`. One that i
 that survived. Tests are run as they are, except that hypothesis tries a
 fifth of the examples and does not look for the shortest one that fails: what survives here may not survive the whole suite.
 
-Results are kept in `.mutation/`, by sources and tests: a draw that was stopped goes on where it was.
+Trials are kept in `.mutation/`, so that a draw that was stopped goes on where it was. A mutant that was noticed is not tried
+again while its file and the test file that noticed it are as they were, whatever else has changed; one that survived is, after
+any change of the sources or of its room's tests.
 """
 
 import argparse
@@ -28,7 +30,7 @@ from pathlib import Path
 import yaml
 from _common import ROOT, device_name, table, write_result
 from mutants.rooms import CORE, ROOMS
-from mutants.trials import SURVIVED, Mutant, Reach, draw, reach_of, settle, tried
+from mutants.trials import SURVIVED, Mutant, Reach, Trial, draw, reach_of, settle, tried
 
 MEASURES = (
     "antiphon.algorithms",
@@ -44,7 +46,7 @@ EXPLAINED = ROOT / "benchmarks" / "mutants" / "survivors.yaml"
 
 
 class State:
-    """What was seen of a room, on disk, by its sources and tests."""
+    """What was seen of a room, on disk."""
 
     def __init__(self, room: str) -> None:
         self._room = room
@@ -52,19 +54,24 @@ class State:
         for path in sorted([*(ROOT / "antiphon").rglob("*.py"), *ROOMS[room].all_test_files()]):
             digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
         STATE.mkdir(exist_ok=True)
-        self._ends = STATE / f"{room}-{digest.hexdigest()[:12]}.jsonl"
-        self.reaches = self._ends.with_suffix(".json")
+        self._now = digest.hexdigest()[:12]  # of sources and tests
+        self._trials = STATE / f"{room}.jsonl"
+        self.reaches = STATE / f"{room}-{self._now}.json"
 
     def ends(self) -> dict[str, str]:
-        """Return how trials ended, by the mutants' keys."""
-        if not self._ends.exists():
-            return {}
-        return dict(json.loads(line) for line in self._ends.read_text(encoding="utf-8").splitlines())
+        """Return how trials ended whose ends still hold, by the mutants' keys."""
+        lines = self._trials.read_text(encoding="utf-8").splitlines() if self._trials.exists() else []
+        found = {}
+        for key, end, of, test_file, test_digest in map(json.loads, lines):
+            if of == self._now or (not end.startswith(SURVIVED) and digest_of(test_file) == test_digest):
+                found[key] = end
+        return found
 
-    def add(self, mutant: Mutant, end: str) -> None:
+    def add(self, mutant: Mutant, trial: Trial) -> None:
         """Keep how a trial ended."""
-        with self._ends.open("a", encoding="utf-8") as file:
-            file.write(json.dumps([mutant.key, end]) + "\n")
+        row = [mutant.key, trial.end, self._now, trial.test_file, digest_of(trial.test_file)]
+        with self._trials.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
 
     def reach(self, pool: ProcessPoolExecutor) -> "Future[Reach]":
         """Return what the room's tests reach, from a run of them if none is kept."""
@@ -73,6 +80,13 @@ class State:
         kept: Future[Reach] = Future()
         kept.set_result(Reach.read(self.reaches))
         return kept
+
+
+def digest_of(test_file: str) -> str:
+    """Return a digest of a test file, of none if its name is empty; empty if it is not there."""
+    path = ROOT / test_file
+    content = path.read_bytes() if path.is_file() else b""
+    return hashlib.sha256(content).hexdigest()[:12] if content or not test_file else ""
 
 
 def changed_lines(mutant: Mutant) -> list[str]:
@@ -107,7 +121,7 @@ def trials(drawn: Sequence[Mutant], workers: int) -> Iterator[tuple[Mutant, str]
             tasks = {pool.submit(tried, mutant, reach.result()): mutant for mutant in rest if mutant.room == room}
             for task in as_completed(tasks):
                 states[room].add(tasks[task], task.result())
-                yield tasks[task], task.result()
+                yield tasks[task], task.result().end
 
 
 def figures_of(ends: Sequence[tuple[Mutant, str]], possible: Counter[str], seed: int) -> dict[str, float]:

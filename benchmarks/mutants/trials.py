@@ -2,14 +2,16 @@
 
 First all unit tests of a room are run once, on the sources as they are, to see which lines each test reaches. A mutant is then
 tried on the tests that reach its statement alone, the fastest first, up to the first that fails.
+
+A draw takes those changes whose hashes with the seed are the least: what is drawn of a file depends little on the others.
 """
 
 import ast
+import hashlib
 import importlib
 import itertools
 import json
 import os
-import random
 import shutil
 import signal
 import sys
@@ -46,6 +48,7 @@ MODELS = [
 ]
 WARM = ["hypothesis.strategies", "numpy", "pydantic", "pytest", "torch", "torch.overrides", "transformers", *MODELS]
 LOG = "tests.log"
+LAST = "last_test"  # file in which the test that runs is named
 PATIENCE = 45  # seconds that a test may take beside six times what it took without a fault
 RUN = 20  # seconds that a test takes of whose time nothing is known
 MOST = 300  # seconds of unit tests that one mutant is tried on
@@ -74,8 +77,16 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """What tells it from all others of the same sources."""
-        return f"{self.path}:{self.change}"
+        """What tells it from all others, of these and of other sources."""
+        return f"{self.path}:{hashlib.sha256(self.source.encode()).hexdigest()[:20]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How the tests ended on a mutant."""
+
+    end: str
+    test_file: str = ""  # that noticed it; empty if it survived, or could not even be imported
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +128,19 @@ class Reach:
 def draw(rooms: Sequence[str], count: int, seed: int) -> tuple[list[Mutant], Counter[str]]:
     """Return so many mutants of rooms, drawn from all that are possible, and how many changes each room has."""
     possible = [(room, path, change) for room in rooms for path in ROOMS[room].files() for change in changes_in(path)]
-    random.Random(seed).shuffle(possible)
+    sources = {path: (ROOT / path).read_bytes() for _, path, _ in possible}
+    possible.sort(key=lambda each: _lot(seed, sources[each[1]], each))
     found = filter(None, itertools.starmap(_mutant, possible))
     return list(itertools.islice(found, count)), Counter(room for room, _, _ in possible)
+
+
+def _lot(seed: int, source: bytes, drawn: tuple[str, str, Change]) -> bytes:
+    """Return a hash of the seed and a change, by the lines that it is in and not by what is before them."""
+    room, path, (start, stop, text) = drawn
+    begin, end = source.rfind(b"\n", 0, start) + 1, source.find(b"\n", stop)
+    lines = source[begin:end]
+    told = (seed, room, path, lines, source.count(lines, 0, begin), start - begin, stop - begin, text)
+    return hashlib.sha256(repr(told).encode()).digest()
 
 
 def changes_in(path: str) -> list[Change]:
@@ -162,6 +183,7 @@ class Hurried:
 
     def __init__(self, seconds: dict[str, float] | None) -> None:
         self._seconds = seconds
+        self._last = Path(LAST).resolve()
 
     def pytest_configure(self) -> None:
         """Called when the suite's own profile is there."""
@@ -181,7 +203,8 @@ class Hurried:
         items.sort(key=lambda item: (files[item.nodeid.partition("::")[0]], order[item.nodeid]))
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Give each test its time; the signal's default is to end the process."""
+        """Give each test its time, and name it; the signal's default is to end the process."""
+        self._last.write_text(nodeid, encoding="utf-8")
         signal.alarm(PATIENCE + int(6 * (self._seconds[nodeid] if self._seconds else RUN)))
 
 
@@ -264,9 +287,10 @@ def reach_of(room: str, path: Path) -> Reach:
     return Reach.read(path)
 
 
-def tried(mutant: Mutant, reach: Reach) -> str:
+def tried(mutant: Mutant, reach: Reach) -> Trial:
     """Return how the tests end on this mutant, in the copy that is the working directory."""
     tests = reach.tests(mutant)
+    Path(LAST).write_text("", encoding="utf-8")
     end = UNREACHED
     path = Path(mutant.path)
     original = path.read_text(encoding="utf-8")
@@ -280,7 +304,8 @@ def tried(mutant: Mutant, reach: Reach) -> str:
                 break
     finally:
         path.write_text(original, encoding="utf-8")
-    return end
+    noticed = end not in (SURVIVED, UNREACHED)
+    return Trial(end, Path(LAST).read_text(encoding="utf-8").partition("::")[0] if noticed else "")
 
 
 def _ended(mutant: Mutant, work: Callable[[], int]) -> str:
