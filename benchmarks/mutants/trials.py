@@ -144,8 +144,10 @@ def _lot(seed: int, source: bytes, drawn: tuple[str, str, Change]) -> bytes:
 
 
 def changes_in(path: str) -> list[Change]:
-    """Return the changes of a file."""
-    return list_changes((ROOT / path).read_text(encoding="utf-8"))
+    """Return the changes of a file; not of conditions that are for type checkers."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    source = text.encode()
+    return [change for change in list_changes(text) if not source[: change[1]].endswith(b"if TYPE_CHECKING")]
 
 
 def _mutant(room: str, path: str, change: Change) -> Mutant | None:
