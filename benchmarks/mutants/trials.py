@@ -147,7 +147,7 @@ def changes_in(path: str) -> list[Change]:
     """Return the changes of a file; not of conditions that are for type checkers."""
     text = (ROOT / path).read_text(encoding="utf-8")
     source = text.encode()
-    return [change for change in list_changes(text) if not source[: change[1]].endswith(b"if TYPE_CHECKING")]
+    return [change for change in list_changes(text) if not source.startswith(b"TYPE_CHECKING:", change[0])]
 
 
 def _mutant(room: str, path: str, change: Change) -> Mutant | None:
