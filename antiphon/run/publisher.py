@@ -66,7 +66,7 @@ class WeightPublisher:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What is known of the version that was published last."""
+        """Metrics of the version that was published last; empty if its channel says nothing of it."""
         return {"weights/megabytes": self._published.sent / 1e6} if self._published and self._published.sent else {}
 
     @property

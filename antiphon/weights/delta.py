@@ -9,7 +9,6 @@ from concurrent.futures import Future
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import torch
 
 from antiphon.weights.digest import copy_threads
@@ -56,6 +55,8 @@ class DeltaEncoder:
 
 
 def _encode(offset: int, itemsize: int, before: Bytes, after: Bytes) -> _Changes | None:
+    import pyarrow as pa  # an engine's own environment may lack it, and needs it for differences alone
+
     bits = before.view(f"u{itemsize}") ^ after.view(f"u{itemsize}")
     places = np.flatnonzero(bits)
     if not len(places):
@@ -67,6 +68,8 @@ def _encode(offset: int, itemsize: int, before: Bytes, after: Bytes) -> _Changes
 
 def apply_delta(content: torch.Tensor, delta: bytes) -> None:
     """Turn the bytes of the old version, uint8 [size], into those of the new one, in place."""
+    import pyarrow as pa
+
     for piece in _DECODER.decode(delta):
         raw = pa.decompress(piece.planes, piece.count * (GAP_BYTES + piece.itemsize), codec="zstd", asbytes=True)
         planes = np.frombuffer(raw, np.uint8)

@@ -39,13 +39,11 @@ TIMEOUT = timedelta(seconds=20)  # of each step of a broadcast
 IDLE = timedelta(hours=1)  # longest single wait for a request; none comes while a training step runs
 TRIES = 4  # broadcasts of one version that a receiver takes part in before it gives up
 
-REQUESTS = "asked"  # queue of requests: receiver, version, key of the answer
+REQUESTS = "asked"  # queue of requests: receiver, version, key of the answer, identity of the version that it has kept
 TOO_LATE = b"-"  # answer: a newer version has replaced it
 DELTA = "delta"  # the encoding
-WHOLE, BASE = (
-    "whole",
-    "base",
-)  # in an answer: all bytes come; they are to be kept. A number: so many bytes of a difference
+WHOLE = "whole"  # in an answer: all bytes come
+BASE = "base"  # in an answer: all bytes come, and are to be kept. A number there: so many bytes of a difference come
 NOTHING = "-"  # in a request: the receiver has kept no version
 
 

@@ -1,15 +1,18 @@
 """Packing tensors into one flat buffer, and views of them in it."""
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 
 from antiphon.core.errors import WeightsError
 from antiphon.core.types import WeightsUpdate
 from antiphon.weights.adapters import apply_adapters
-from antiphon.weights.delta import DeltaEncoder
 from antiphon.weights.digest import digest_buffer
 from antiphon.weights.manifest import BUCKET_BYTES, Adapters, Manifest, NamedTensors, TensorLayout
+
+if TYPE_CHECKING:
+    from antiphon.weights.delta import DeltaEncoder
 
 ALIGNMENT = 64  # bytes
 
@@ -32,7 +35,7 @@ def pack_tensors(
     buffer: Callable[[int], torch.Tensor],
     adapters: Adapters | None,
     dtype: str = "",
-    delta: DeltaEncoder | None = None,
+    delta: "DeltaEncoder | None" = None,
 ) -> Manifest:
     """Copy tensors into one buffer, each to a 64-byte boundary, and return their manifest.
 

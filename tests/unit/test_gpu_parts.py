@@ -42,7 +42,7 @@ print("started", flush=True)
 child.wait()
 """
     found = part(gpu, code, tmp_path)
-    assert gpu.run(found, tmp_path / "log", 10.0) == "stopped after 10 s"
+    assert gpu.run(found, tmp_path / "log", 15.0) == "stopped after 15 s"
     assert (tmp_path / "log").read_text() == "started\n"
     pid = int((tmp_path / "part.py.pid").read_text())
     state = Path(f"/proc/{pid}/stat")

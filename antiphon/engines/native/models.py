@@ -21,7 +21,7 @@ def prepare_model(model: PreTrainedModel | Path | str, config: EngineKind) -> An
         UnsupportedError: The engine cannot run the model.
     """
     device, dtype = resolve_device(config), resolve_dtype(config)
-    # It plans anew for each length of a sequence, which takes a hundred times as long as a step.
+    # It plans anew for each length of a sequence: on an H100 256 sequences did not get 256 tokens each in 30 s.
     torch.backends.cuda.enable_cudnn_sdp(False)
     if not isinstance(model, PreTrainedModel):
         try:

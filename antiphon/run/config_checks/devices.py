@@ -18,15 +18,9 @@ def check_cluster(config: "RunConfig") -> Iterator[Problem]:
         yield "cluster.debug", "needs cluster.kind: local; workers of Ray are processes, not threads"
     if cluster.kind == "local" and config.weights.channel == "object_store":
         yield "weights.channel", "'object_store' needs cluster.kind: ray"
-    if config.weights.encoding == "delta" and config.weights.channel in (
-        "shared_memory",
-        "device_memory",
-        "object_store",
-    ):
-        yield (
-            "weights.encoding",
-            f"'delta' needs weights.channel: distributed; {config.weights.channel!r} sends no bytes twice",
-        )
+    channel = config.weights.channel
+    if config.weights.encoding == "delta" and channel != "distributed" and ":" not in channel:
+        yield "weights.encoding", f"'delta' needs weights.channel: distributed, or one of your own; it is {channel!r}"
     if cluster.address and cluster.kind == "local":
         yield "cluster.address", f"{cluster.address!r} needs cluster.kind: ray"
     if cluster.kind == "ray" and cluster.address and not re.fullmatch(r"auto|[^/]+:\d+", cluster.address):

@@ -66,37 +66,34 @@ def test_each_is_asked_of_its_share_and_all_is_answered(mesh, count):
 
 
 class Fallible(Member):
-    """Fails with an error once `before` others have, and never where it is None."""
+    """Fails with an error once the member before it has, or never."""
 
-    failed = 0
-
-    def __init__(self, rank, error, before):
+    def __init__(self, rank, error, before=None):
         super().__init__(rank, True)
-        self.error, self.before = error, before
+        self.error, self.before, self.failed = error, before, asyncio.Event()
 
     async def call(self, method, *args):
-        if self.before is None:
+        if self.before is not None:
+            await self.before.failed.wait()
+        if self.error is None:
             await asyncio.Event().wait()
-        while Fallible.failed < self.before:
-            await asyncio.sleep(0)
-        Fallible.failed += 1
+        self.failed.set()
         raise self.error
 
 
 @pytest.mark.parametrize("hangs", [False, True])
 def test_the_death_of_a_rank_is_told_before_what_it_does_to_others(hangs):
-    Fallible.failed = 0
-    lost, died = RuntimeError("connection closed by peer"), WorkerDiedError("learner.1 was killed")
-    members = [Fallible(0, lost, 0), Fallible(1, died, 1), Fallible(2, lost, None if hangs else 0)]
+    lost = RuntimeError("connection closed by peer")
+    first = Fallible(0, lost)
+    members = [first, Fallible(1, WorkerDiedError("learner.1 was killed"), first), Fallible(2, None if hangs else lost)]
     with pytest.raises(WorkerDiedError, match=r"learner\.1"):
         asyncio.run(RankGroup(members, MeshConfig(replicate=3)).call("publish", 1))
 
 
-def test_an_error_of_all_ranks_is_told_at_once():
-    Fallible.failed = 0
-    members = [Fallible(rank, ValueError(str(rank)), rank) for rank in range(2)]
+def test_an_error_of_all_ranks_is_the_first():
+    first = Fallible(0, ValueError("0"))
     with pytest.raises(ValueError, match="0"):
-        asyncio.run(RankGroup(members, MeshConfig(replicate=2)).call("publish", 1))
+        asyncio.run(RankGroup([first, Fallible(1, ValueError("1"), first)], MeshConfig(replicate=2)).call("publish", 1))
 
 
 @given(mesh=meshes())
