@@ -20,6 +20,7 @@ DryRun = Annotated[
     ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing run of the same name.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run from its newest checkpoint.")]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of the run, such as runs/tiny_arithmetic.")]
 CodeFolder = Annotated[
     Path | None, typer.Option("--code", help="Folder of the Python modules that the run's configuration names.")

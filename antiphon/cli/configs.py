@@ -36,6 +36,14 @@ def load_config(path: str, overrides: list[str] | None, model: "type[C]") -> "C"
     return config
 
 
+def refuse_both(overwrite: bool, resume: bool) -> None:
+    """Raise `ConfigError` if a run is to be replaced and continued."""
+    from antiphon.core.errors import ConfigError
+
+    if overwrite and resume:
+        raise ConfigError("give --overwrite or --resume, not both")
+
+
 @contextmanager
 def name_places(path: str, overrides: list[str] | None) -> "Iterator[None]":
     """Name file and line in configuration errors of a run's start, as the loader does in those that it finds itself."""

@@ -5,8 +5,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from antiphon.cli.arguments import CodeFolder, ConfigPath, DryRun, Overrides, Overwrite, RunPath, Trust
-from antiphon.cli.configs import load_for_branch, load_for_evaluation, load_run, name_places, print_run, require_models
+from antiphon.cli.arguments import CodeFolder, ConfigPath, DryRun, Overrides, Overwrite, Resume, RunPath, Trust
+from antiphon.cli.configs import (
+    load_for_branch,
+    load_for_evaluation,
+    load_run,
+    name_places,
+    print_run,
+    refuse_both,
+    require_models,
+)
 from antiphon.cli.dashboard_beside import Dashboard, dashboard_beside
 from antiphon.cli.errors import exit_on_error
 from antiphon.cli.tables import flatten, print_table
@@ -21,14 +29,13 @@ def train(
     overrides: Overrides = None,
     dry_run: DryRun = False,
     overwrite: Overwrite = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run from its newest checkpoint.")] = False,
+    resume: Resume = False,
     dashboard: Dashboard = None,
 ) -> None:
     """Train with reinforcement learning, after a supervised warm start if the configuration has one."""
     with exit_on_error(), name_places(config, overrides):
         run = load_run(config, overrides)
-        if overwrite and resume:
-            raise ConfigError("give --overwrite or --resume, not both")
+        refuse_both(overwrite, resume)
         if dry_run:
             print_run(run, config, overrides)
             return

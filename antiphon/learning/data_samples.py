@@ -35,7 +35,7 @@ def token_mean_batch(groups: Sequence[Sequence[Sample]], tokens_per_pack: int, r
     )
 
 
-def pair_mean_batch(pairs: Sequence[Sequence[Sample]], tokens_per_pack: int) -> TrainBatch:
+def pair_mean_batch(pairs: Sequence[Sequence[Sample]], tokens_per_pack: int, ranks: int = 1) -> TrainBatch:
     """Return one update whose loss is the mean over pairs, see `make_pair`.
 
     The coefficients of each pair sum to one over the number of pairs, and no pair is split between packs.
@@ -43,7 +43,11 @@ def pair_mean_batch(pairs: Sequence[Sequence[Sample]], tokens_per_pack: int) -> 
     return build_batch(
         pairs,
         BatchOptions(
-            aggregation="sequence_mean_token_mean", max_tokens=1, tokens_per_pack=tokens_per_pack, whole_groups=True
+            aggregation="sequence_mean_token_mean",
+            max_tokens=1,
+            tokens_per_pack=tokens_per_pack,
+            whole_groups=True,
+            ranks=ranks,
         ),
     )
 

@@ -39,7 +39,7 @@ class PackLearner(CheckpointedLearner):
         )
         # The first update may have no packs, and so make no step; torch would warn.
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
-        return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        return sum(math.prod(whole.shape) for _, whole in self.shards.gather_parameters(trained=True))
 
     def _optimizer(self, config: OptimizerConfig) -> torch.optim.Optimizer:
         """Return a fresh optimiser."""

@@ -9,13 +9,30 @@ from pydantic import Field, model_validator
 from antiphon.algorithms.offline_config import DistillationConfig, PreferenceConfig
 from antiphon.cluster.base import CLUSTERS
 from antiphon.cluster.config import ClusterConfig
+from antiphon.cluster.placement import find_problems
 from antiphon.core.config import Config, unit
 from antiphon.core.errors import ConfigError, Mistake, ValidatorError
-from antiphon.learning.config import LearnerConfig
+from antiphon.learning.config import CheckpointConfig, LearnerConfig
 from antiphon.record.config import RecordConfig
 from antiphon.run.config import ModelConfig
 from antiphon.tasks.config import PairsConfig, ResponsesConfig
 from antiphon.tasks.prompts import SOURCES
+
+
+class OfflinePlacementConfig(Config):
+    """Devices of the models, as in `placement` of `antiphon train`; empty: any."""
+
+    learner: str = ""
+    """Devices of the learner, divided evenly among the ranks of its mesh."""
+    teacher: str = ""
+    """Devices of the teacher, which has as many ranks as the learner; `with learner` shares the learner's."""
+    host: str = "127.0.0.1"
+    """Address at which the ranks of a model meet: one of the first rank's node, reached from those of the others."""
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """The roles that have devices of their own."""
+        return {role: text for role in ("learner", "teacher") if (text := getattr(self, role))}
 
 
 class OfflineConfig(Config):
@@ -43,13 +60,15 @@ class OfflineConfig(Config):
     """Seconds after which any wait for a model fails the run: to load it, to save it, a step, a pack of the validation."""
     learner: LearnerConfig = LearnerConfig()
     cluster: ClusterConfig = ClusterConfig()
+    placement: OfflinePlacementConfig = OfflinePlacementConfig()
+    """Devices of the models."""
+    checkpoint: CheckpointConfig = CheckpointConfig(every=100)
+    """Checkpoints, from which the run can be resumed; its steps are optimiser steps."""
     record: RecordConfig = RecordConfig()
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        problems = [*_names(self), *_unused(self)]
-        if self.learner.mesh.world > 1:
-            problems.append(("learner.mesh", f"has {self.learner.mesh.world} ranks; the offline verbs train on one"))
+        problems = [*_names(self), *_unused(self), *_devices(self)]
         if self.evaluate_every and self.validation is None:
             problems.append(("evaluate_every", f"{self.evaluate_every} needs data to validate on; give `validation`"))
         if problems:
@@ -96,6 +115,13 @@ class DistillConfig(OfflineConfig):
     distill: DistillationConfig
     """The teacher and the loss."""
 
+    @model_validator(mode="after")
+    def _whole_vocabulary(self) -> Self:
+        if self.learner.mesh.tensor > 1:
+            message = f"{self.learner.mesh.tensor} cuts the vocabulary, over all of which distributions are compared"
+            raise ValidatorError([("learner.mesh.tensor", message)])
+        return self
+
     @property
     def models(self) -> tuple[str, ...]:
         """Paths of the models that are loaded."""
@@ -116,6 +142,17 @@ def _names(config: OfflineConfig) -> Found:
             registry.check(value)
         except ConfigError as error:
             yield Mistake(path, str(error), value, error.valid, suggestions=error.suggestions)
+
+
+def _devices(config: OfflineConfig) -> Found:
+    """Check the learner's mesh, and the devices of its ranks."""
+    learner = config.learner
+    yield from ((f"learner.{key}", message) for key, message in learner.problems())
+    yield from ((f"placement.{role}", message) for role, message in find_problems(config.placement.roles))
+    if config.placement.teacher and not isinstance(config, DistillConfig):
+        yield "placement.teacher", f"{config.placement.teacher!r} is for `antiphon distill`: there is no other teacher"
+    if config.cluster.debug and learner.mesh.world > 1:
+        yield "cluster.debug", f"cannot be combined with learner.mesh: its {learner.mesh.world} ranks are processes"
 
 
 def _unused(config: OfflineConfig) -> Found:

@@ -3,17 +3,17 @@
     rows of the data ──▶ samples, a group for each row ──▶ batches ──▶ learner.step ──▶ a model directory
 
 A verb says what becomes of a row, which workers there are, and what a batch is; the loop is the same. Nothing is generated, so
-nothing is asynchronous but that the next batch is made while the learner is at this one.
+nothing is asynchronous but that the next batch is made while the learner is at this one. The order of the rows follows from
+the seed, so a run that is resumed at a step goes on with the batches that it would have had.
 """
 
 import asyncio
-import shutil
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ import numpy as np
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.cluster.base import CLUSTERS, Cluster
+from antiphon.cluster.placement import Placement, assign_devices
 from antiphon.core.config import dump
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import DataError
@@ -30,75 +31,87 @@ from antiphon.core.workers import WorkerHandle
 from antiphon.learning.data_samples import make_pair, make_response, make_scored_pair, pair_mean_batch, token_mean_batch
 from antiphon.learning.learner import WorkerLearner
 from antiphon.learning.packing import pack_samples, split_packs
+from antiphon.learning.parallel.rank_group import RankGroup
+from antiphon.offline.checkpoints import OfflineCheckpoints, find_checkpoint, next_lineage
 from antiphon.offline.config import DistillConfig, DpoConfig, OfflineConfig, RewardModelConfig
-from antiphon.record.checkpoint import TRAINING_STATE, publish_checkpoint, staging_dir
 from antiphon.record.live import View, make_view
 from antiphon.record.metrics import Metrics
 from antiphon.record.run_dir import RunDirectory, convert_write_errors
 from antiphon.record.run_start import RunStart
 from antiphon.record.trackers import TrackedRun, TrackerFeeds, open_trackers
-from antiphon.run.launch.model_checks import check_tokenizers
+from antiphon.run.commands import INTERRUPTED, resume_after_deaths, run_to_exit_code
+from antiphon.run.config_changes import check_same
+from antiphon.run.launch.model_checks import check_model, check_tokenizers
 from antiphon.run.launch.model_directory import model_directory
-from antiphon.run.supervision import name_step_in_errors, run_supervised
+from antiphon.run.placement import check_ranks_apart
+from antiphon.run.supervision import StopSignal, name_step_in_errors, run_supervised
 from antiphon.tasks.prompts import load_examples
 from antiphon.tasks.rendering import Renderer
 
 T = TypeVar("T")
+# Keys that may change when a run is resumed.
+CHANGEABLE = (
+    *("steps", "epochs", "evaluate_every", "timeout", "record", "checkpoint", "cluster", "placement"),
+    *("learner.threads", "learner.mesh", "learner.cpu_offload", "learner.optimizer", "learner.on_nonfinite"),
+)
 Group = Sequence[Sample]  # of one row of the data
 MakeGroup = Callable[..., list[Sample]]  # of the row's number, and the tokens of its prompt and responses
+Main = Callable[["Offline"], Coroutine[Any, Any, bool]]
 MakeBatch = Callable[[Sequence[Group]], Coroutine[Any, Any, TrainBatch]]
 
 
-def dpo(config: DpoConfig, *, overwrite: bool = False) -> None:
-    """Run `antiphon dpo`: the log-probs of the model that the run begins with are the reference's."""
+def dpo(config: DpoConfig, *, overwrite: bool = False, resume: bool = False) -> int:
+    """Run `antiphon dpo`: the log-probs of the model that the run begins with are the reference's; return the exit code."""
 
-    async def main(run: "Offline") -> None:
-        learner = run.learner("antiphon.learning.objectives.pairs:PreferenceLearner", config.dpo)
+    async def main(run: "Offline") -> bool:
+        learner = await run.learner("antiphon.learning.objectives.pairs:PreferenceLearner", config.dpo)
         run.data = await run.referenced(learner, run.data)
         run.validation = await run.referenced(learner, run.validation)
-        await run.train(learner, run.pair_mean_batch)
+        return await run.train(learner, run.pair_mean_batch)
 
-    asyncio.run(_run(config, overwrite, make_pair, main))
-
-
-def reward_model(config: RewardModelConfig, *, overwrite: bool = False) -> None:
-    """Run `antiphon reward-model`."""
-
-    async def main(run: "Offline") -> None:
-        await run.train(run.learner("antiphon.learning.objectives.pairs:RewardLearner"), run.pair_mean_batch)
-
-    asyncio.run(_run(config, overwrite, make_scored_pair, main))
+    return _run(config, make_pair, main, overwrite, resume)
 
 
-def distill(config: DistillConfig, *, overwrite: bool = False) -> None:
-    """Run `antiphon distill`: the teacher is a worker of its own, a batch ahead of the learner."""
+def reward_model(config: RewardModelConfig, *, overwrite: bool = False, resume: bool = False) -> int:
+    """Run `antiphon reward-model`; return the exit code."""
 
-    async def main(run: "Offline") -> None:
+    async def main(run: "Offline") -> bool:
+        learner = await run.learner("antiphon.learning.objectives.pairs:RewardLearner")
+        return await run.train(learner, run.pair_mean_batch)
+
+    return _run(config, make_scored_pair, main, overwrite, resume)
+
+
+def distill(config: DistillConfig, *, overwrite: bool = False, resume: bool = False) -> int:
+    """Run `antiphon distill`: the teacher is a worker of its own, a batch ahead of the learner; return the exit code."""
+
+    async def main(run: "Offline") -> bool:
         made = run.directory.path / "teacher"
         path = await model_directory(run.cluster, config.distill.teacher, made, config.seed)
         check_tokenizers(run.model, path)
         given = config.distill, max(Renderer(run.model).vocabulary().values()) + 1
-        learner = run.learner("antiphon.learning.objectives.distill:DistillationLearner", *given)
-        teacher = run.spawn("teacher", "antiphon.learning.objectives.distill:Teacher", path, *given)
+        await check_model(run.cluster, path, config.learner)
+        learner = await run.learner("antiphon.learning.objectives.distill:DistillationLearner", *given)
+        teacher = await run.spawn("teacher", "antiphon.learning.objectives.distill:Teacher", path, *given)
 
         async def taught(groups: Sequence[Group]) -> TrainBatch:
-            (update,) = token_mean_batch(groups, config.learner.tokens_per_pack).updates
-            (packs,) = update.packs
-            said = [await run.wait(teacher.call("teach", pack), "teach", "the teacher") for pack in packs]
-            packs = tuple(replace(pack, streams=streams) for pack, streams in zip(packs, said, strict=True))
-            return TrainBatch(updates=(replace(update, packs=(packs,)),))
+            (update,) = token_mean_batch(groups, config.learner.tokens_per_pack, config.learner.mesh.data).updates
+            packs = [pack for of_rank in update.packs for pack in of_rank]
+            said = iter(await run.wait(teacher.call("teach", packs), "teach", "the teacher"))
+            of_ranks = tuple(tuple(replace(p, streams=next(said)) for p in of_rank) for of_rank in update.packs)
+            return TrainBatch(updates=(replace(update, packs=of_ranks),))
 
-        await run.train(learner, taught)
+        return await run.train(learner, taught)
 
-    asyncio.run(_run(config, overwrite, make_response, main))
+    return _run(config, make_response, main, overwrite, resume)
 
 
 class WorkerOfflineLearner(WorkerLearner):
     """A `learning.objectives.base.OfflineLearner` behind a `WorkerHandle`."""
 
-    async def measure(self, pack: Pack) -> dict[str, float]:
-        """Return the pack's part of the loss and the sums of its measures."""
-        measured: dict[str, float] = await self._handle.call("measure", pack)
+    async def measure(self, packs: Sequence[Pack]) -> list[dict[str, float]]:
+        """Return of each pack its part of the loss and the sums of its measures."""
+        measured: list[dict[str, float]] = await self._handle.call("measure", list(packs))
         return measured
 
 
@@ -115,23 +128,38 @@ class Offline:
     metrics: Metrics
     trackers: TrackerFeeds
     view: View
+    placement: Placement
+    checkpoint: Path | None  # that it goes on from
+    state: dict[str, Any]  # of that checkpoint
     deadlines: Deadlines = field(default_factory=Deadlines)
     workers: list[WorkerHandle] = field(default_factory=list)
+    stopping: StopSignal = field(default_factory=StopSignal)
 
     @property
     def directory(self) -> RunDirectory:
         """The run's directory."""
         return self.start.directory
 
-    def learner(self, kind: str, *more: Any) -> WorkerOfflineLearner:
+    async def learner(self, kind: str, *more: Any) -> WorkerOfflineLearner:
         """Start the learner, on the model that the run begins with."""
-        return WorkerOfflineLearner(self.spawn("learner", kind, self.model, *more))
+        return WorkerOfflineLearner(await self.spawn("learner", kind, self.model, *more))
 
-    def spawn(self, name: str, kind: str, path: Path, *more: Any) -> WorkerHandle:
-        """Start a worker with a model, whose death is the run's."""
-        seed = derive(self.config.seed, name)
-        self.workers.append(self.cluster.spawn(name, kind, str(path), self.config.learner, seed, *more))
-        return self.workers[-1]
+    async def spawn(self, name: str, kind: str, path: Path, *more: Any) -> WorkerHandle:
+        """Start a model on the learner's mesh, each rank in a worker, whose death is the run's."""
+        settings, ranks = self.config.learner, self.config.learner.mesh.world
+        args = (str(path), settings, derive(self.config.seed, name), *more)
+        members = [
+            self.cluster.spawn(
+                name if ranks == 1 else f"{name}-rank-{rank}", kind, *args, place=self.placement.place(name, rank)
+            )
+            for rank in range(ranks)
+        ]
+        self.workers.extend(members)
+        if ranks == 1:
+            return members[0]
+        group = RankGroup(members, settings.mesh)
+        await self.wait(group.rendezvous(self.config.placement.host), "start", f"the {name}")
+        return group
 
     async def wait(self, awaitable: Awaitable[T], name: str, on: str = "the learner") -> T:
         """Wait for a worker, which may hang."""
@@ -140,7 +168,7 @@ class Offline:
 
     async def pair_mean_batch(self, pairs: Sequence[Group]) -> TrainBatch:
         """An update on pairs."""
-        return pair_mean_batch(pairs, self.config.learner.tokens_per_pack)
+        return pair_mean_batch(pairs, self.config.learner.tokens_per_pack, self.config.learner.mesh.data)
 
     async def referenced(self, learner: WorkerOfflineLearner, pairs: Sequence[Group]) -> list[Group]:
         """The pairs with the log-probs of the learner's model as it is."""
@@ -154,47 +182,67 @@ class Offline:
             found += zip(both[::2], both[1::2], strict=True)
         return found
 
-    async def train(self, learner: WorkerOfflineLearner, batch_of: MakeBatch) -> None:
-        """Train, and leave the model and a summary behind."""
+    async def train(self, learner: WorkerOfflineLearner, batch_of: MakeBatch) -> bool:
+        """Train; leave the model and a summary behind. Return False if Ctrl-C ended it, which leaves a checkpoint."""
 
-        async def main(owner: asyncio.TaskGroup) -> None:
-            await self._train(owner, learner, batch_of)
+        async def main(owner: asyncio.TaskGroup) -> bool:
+            with self.stopping.on_interrupt(self.view.message):
+                return await self._train(owner, learner, batch_of)
 
-        await run_supervised([worker.died() for worker in self.workers], main)
+        return await run_supervised([worker.died() for worker in self.workers], main)
 
-    async def _train(self, owner: asyncio.TaskGroup, learner: WorkerOfflineLearner, batch_of: MakeBatch) -> None:
-        config, began = self.config, time.monotonic()
-        steps = config.steps or config.epochs * -(-len(self.data) // config.batch_size)
+    async def _train(self, owner: asyncio.TaskGroup, learner: WorkerOfflineLearner, batch_of: MakeBatch) -> bool:
+        config, began, done = self.config, time.monotonic(), self.state.get("step", 0)
+        steps = max(config.steps or config.epochs * -(-len(self.data) // config.batch_size), done)
         parameters = await self.wait(learner.begin(AlgorithmConfig(), config.learner.optimizer, steps), "begin")
+        checkpoints = OfflineCheckpoints(self.directory, config.checkpoint, learner, self.wait)
+        if self.checkpoint is not None:
+            await self.wait(learner.restore(self.checkpoint), "restore")
         self.start.confirm()
         held_out = await batch_of(self.validation) if self.validation else None
-        before = after = await self._evaluate(learner, held_out) if held_out else None
+        before = after = self.state.get("validation_before")
+        if held_out and (before is None or done == steps):
+            after = await self._evaluate(learner, held_out)
+            before = before or after
+        if checkpoints.is_due(done):
+            await checkpoints.save(owner, {"step": done, "validation_before": before})
         draws = batches(self.data, config.batch_size, config.seed if config.data.shuffle else None)
-        following = owner.create_task(batch_of(next(draws)))
-        for step in range(1, steps + 1):
-            batch = await following
-            if step < steps:
-                following = owner.create_task(batch_of(next(draws)))
-            with name_step_in_errors(f"step {step}"):
+        ahead = (owner.create_task(batch_of(groups)) for groups in islice(draws, done, steps))
+        following = next(ahead, None)
+        while following is not None and not self.stopping.is_set:
+            batch, following, done = await following, next(ahead, None), done + 1
+            with name_step_in_errors(f"step {done}"):
                 trained = await self.wait(learner.step(batch), "step")
             metrics = {f"learner/{name}": value for name, value in trained.items()}
-            due = step == steps or (config.evaluate_every and step % config.evaluate_every == 0)
+            due = done == steps or (config.evaluate_every and done % config.evaluate_every == 0)
             if held_out and due:
                 after = await self._evaluate(learner, held_out)
                 metrics |= {f"evaluation/{name}": value for name, value in after.items()}
-            self._record(step, steps, metrics)
-        await self._save(learner, steps)
+            self._record(done, steps, metrics)
+            if checkpoints.is_due(done) or done == steps:
+                await checkpoints.save(owner, {"step": done, "validation_before": before})
+        if following is not None:
+            following.cancel()
+            await checkpoints.save(owner, {"step": done, "validation_before": before})
+            await checkpoints.wait_saved()
+            self.view.message(f"stopped after step {done} of {steps}; --resume goes on")
+            return False
+        place = await checkpoints.save_model(steps)
         seconds = time.monotonic() - began
         summary = {"steps": steps, "rows": len(self.data), "parameters": parameters, "seconds": seconds}
         self.directory.write_summary({**summary, "validation_before": before, "validation_after": after})
-        self.view.message(f"{seconds:.0f} s; {self.directory.path / 'model'}")
+        self.view.message(f"{seconds:.0f} s; {place}")
+        return True
 
     async def _evaluate(self, learner: WorkerOfflineLearner, batch: TrainBatch) -> dict[str, float]:
         """Return the metrics of a batch of one update, without a step."""
         totals: dict[str, float] = defaultdict(float)
-        for pack in (pack for rank in batch.updates[0].packs for pack in rank):
-            for name, value in (await self.wait(learner.measure(pack), "evaluate")).items():
-                totals[name] += value
+        ranks = self.config.learner.mesh.data
+        packs = [pack for of_rank in batch.updates[0].packs for pack in of_rank]
+        for start in range(0, len(packs), ranks):
+            for measured in await self.wait(learner.measure(packs[start : start + ranks]), "evaluate"):
+                for name, value in measured.items():
+                    totals[name] += value
         count, loss = totals.pop("tokens"), totals.pop("loss")
         return {"loss": loss} | {name: value / count for name, value in totals.items()}
 
@@ -203,14 +251,6 @@ class Offline:
         reduced = self.metrics.flush(step)
         self.trackers.notify()
         self.view.step(step, steps, reduced, self.deadlines)
-
-    async def _save(self, learner: WorkerOfflineLearner, steps: int) -> None:
-        place = self.directory.path / "model"
-        aside = staging_dir(place)
-        saving = await self.wait(learner.save(aside), "save")
-        await self.wait(saving, "save")
-        shutil.rmtree(aside / TRAINING_STATE)  # for going on, which an offline run cannot
-        publish_checkpoint(aside, place, {"step": steps})
 
 
 def batches(rows: Sequence[T], size: int, seed: int | None) -> Iterator[list[T]]:
@@ -224,35 +264,44 @@ def batches(rows: Sequence[T], size: int, seed: int | None) -> Iterator[list[T]]
             yield [rows[index] for index in order[start : start + size]]
 
 
-async def _run(
-    config: OfflineConfig, overwrite: bool, group: MakeGroup, main: Callable[[Offline], Awaitable[None]]
-) -> None:
-    async with _built(config, overwrite, group) as run:
-        await main(run)
+def _run(config: OfflineConfig, group: MakeGroup, main: Main, overwrite: bool, resume: bool) -> int:
+    async def once(overwrite: bool, resume: bool) -> int:
+        async with _built(config, group, overwrite, resume) as run:
+            return 0 if await main(run) else INTERRUPTED
+
+    checkpoints = Path(config.record.directory, config.name, "checkpoints")
+    return run_to_exit_code(resume_after_deaths(once, checkpoints, config.checkpoint.restarts, overwrite, resume))
 
 
 @asynccontextmanager
-async def _built(config: OfflineConfig, overwrite: bool, group: MakeGroup) -> AsyncIterator[Offline]:
+async def _built(config: OfflineConfig, group: MakeGroup, overwrite: bool, resume: bool) -> AsyncIterator[Offline]:
     """The run of a configuration, with its data as samples and no worker yet."""
     async with AsyncExitStack() as stack:
         # What can be wrong with the input is found before anything is started.
         data = load_examples("data", config.data, config.seed)
         held_out = load_examples("validation", config.validation, config.seed) if config.validation else []
         stack.enter_context(convert_write_errors(Path(config.record.directory, config.name)))
-        start = RunStart(config.record.directory, config.name, overwrite=overwrite)
+        start = RunStart(config.record.directory, config.name, overwrite=overwrite, resume=resume)
         directory = stack.enter_context(start).directory  # as it was before, if the start is refused
+        if resume:
+            check_same(directory.config, config, CHANGEABLE, elsewhere="")
         directory.write_config(dump(config))
         view = make_view(config.record.live)
         view.start(config.name, f"{len(data)} rows, {config.batch_size} a step")
         stack.callback(view.close)
-        metrics = stack.enter_context(Metrics(directory.metrics))
-        tracked = TrackedRun(name=config.name, directory=directory, config=config.model_dump(mode="json"))
+        checkpoint, state = find_checkpoint(directory, view.message) if resume else (None, {})
+        lineage = next_lineage(directory.metrics) if resume else 0
+        metrics = stack.enter_context(Metrics(directory.metrics, lineage=lineage))
+        plain, cut = config.model_dump(mode="json"), state.get("step", 0)
+        tracked = TrackedRun(name=config.name, directory=directory, config=plain, lineage=lineage, cut=cut)
         trackers = open_trackers(config.record.trackers, tracked, time.time, view.message)
         stack.callback(trackers.close)
         cluster: Cluster = CLUSTERS.resolve(config.cluster.kind)(config.cluster, directory.logs)
         stack.push_async_callback(cluster.close)
         made = directory.path / "initial_model"
         model = await model_directory(cluster, config.model.path, made, config.seed)
+        await check_model(cluster, model, config.learner)
+        placement = await _place(cluster, config)
         renderer = Renderer(model)
         yield Offline(
             config=config,
@@ -264,7 +313,22 @@ async def _built(config: OfflineConfig, overwrite: bool, group: MakeGroup) -> As
             metrics=metrics,
             trackers=trackers,
             view=view,
+            placement=placement,
+            checkpoint=checkpoint,
+            state=state,
         )
+
+
+async def _place(cluster: Cluster, config: OfflineConfig) -> Placement:
+    """Reserve the devices of the models."""
+    roles, mesh = config.placement.roles, config.learner.mesh
+    if not roles:
+        return Placement()
+    found = assign_devices(roles, cluster.nodes(), dict.fromkeys(roles, mesh.world))
+    for role in roles:
+        check_ranks_apart(role, found.known_places(role), mesh.world, config.placement.host, "placement.host")
+    await cluster.reserve([place for role in roles for place in found.known_places(role)])
+    return found
 
 
 def _groups(rows: Sequence[tuple[Prompt, tuple[str, ...]]], renderer: Renderer, group: MakeGroup) -> list[Group]:

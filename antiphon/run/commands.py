@@ -31,11 +31,12 @@ from antiphon.run.supervision import run_supervised
 
 INTERRUPTED = 130  # exit code of a run that Ctrl-C ended
 Main = Callable[[Run], Coroutine[Any, Any, dict[str, Any]]]
+Once = Callable[[bool, bool], Coroutine[Any, Any, int]]  # with overwrite and resume; returns the exit code
 
 
 def train(config: RunConfig, *, overwrite: bool = False, resume: bool = False) -> int:
     """Run `antiphon train`; returns the exit code: 1 if the final accuracy is below `evaluation.minimum_accuracy`."""
-    return _run_to_exit_code(_run(config, overwrite, Run.train, resume))
+    return run_to_exit_code(_run(config, overwrite, Run.train, resume))
 
 
 def branch(source: Path, step: int, config: RunConfig, *, overwrite: bool = False) -> int:
@@ -53,7 +54,7 @@ def sft(config: RunConfig, *, overwrite: bool = False) -> int:
     learner = config.learner.model_copy(update={"stages": LearnerConfig().stages, "stage_options": {}})
     without = {"algorithm": AlgorithmConfig(), "critic": None, "teachers": (), "meshes": MeshesConfig()}
     config = config.model_copy(update=without | {"evaluation": evaluation, "learner": learner})
-    return _run_to_exit_code(_run(config, overwrite, Run.sft))
+    return run_to_exit_code(_run(config, overwrite, Run.sft))
 
 
 def evaluate_model(
@@ -71,7 +72,8 @@ def evaluate_model(
     return run_blocking(_evaluate(model, config, config.plan_evaluation(samples, temperature), limit))
 
 
-def _run_to_exit_code(run: Coroutine[Any, Any, int]) -> int:
+def run_to_exit_code(run: Coroutine[Any, Any, int]) -> int:
+    """Run a command to its end; return its exit code."""
     try:
         return run_blocking(run)
     except asyncio.CancelledError:  # a second Ctrl-C
@@ -79,19 +81,33 @@ def _run_to_exit_code(run: Coroutine[Any, Any, int]) -> int:
 
 
 async def _run(config: RunConfig, overwrite: bool, main: Main, resume: bool = False) -> int:
-    with convert_write_errors(Path(config.record.directory, config.name)):
-        return await _run_with_restarts(config, overwrite, main, resume)
+    async def once(overwrite: bool, resume: bool) -> int:
+        return await _run_once(config, overwrite, main, resume)
+
+    directory = Path(config.record.directory, config.name)
+    with convert_write_errors(directory):
+        restarts = config.checkpoint.restarts
+        return await resume_after_deaths(once, directory / "checkpoints", restarts, overwrite, resume)
 
 
-async def _run_with_restarts(config: RunConfig, overwrite: bool, main: Main, resume: bool) -> int:
-    """Resume from the newest checkpoint if a worker dies that cannot be replaced, at most `checkpoint.restarts` times."""
-    checkpoints, previous, left = Path(config.record.directory, config.name, "checkpoints"), None, 0
+async def resume_after_deaths(once: Once, checkpoints: Path, restarts: int, overwrite: bool, resume: bool) -> int:
+    """Run a command; resume it from its newest checkpoint if a worker dies that cannot be replaced.
+
+    Args:
+        once: Runs it, given whether to overwrite and whether to resume; returns the exit code.
+        checkpoints: Folder of its checkpoints.
+        restarts: How often in a row without a new checkpoint in between.
+        overwrite: How it is run the first time.
+        resume: How it is run the first time.
+    """
+    previous: list[Path] | None = None
+    left = 0
     while True:
         try:
-            return await _run_once(config, overwrite, main, resume)
+            return await once(overwrite, resume)
         except WorkerDiedError as error:
             newest = list_checkpoints(checkpoints)[-1:]
-            left = left - 1 if newest == previous else config.checkpoint.restarts
+            left = left - 1 if newest == previous else restarts
             if not newest or left <= 0:
                 raise
             previous = newest

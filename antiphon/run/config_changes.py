@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from antiphon.core.config import load
+from antiphon.core.config import Config, load
 from antiphon.core.errors import ConfigError
-from antiphon.run.config import RunConfig
 
 CHANGEABLE = (
     "steps",
@@ -43,24 +42,34 @@ CHANGEABLE = (
     "grading",
     "check",
 )
+BRANCH = ", which `antiphon branch` begins at a checkpoint of this one"
 ROLE = re.compile(r"roles\.\w+\.(placement|timeout|workers)")  # of a role of the user's own
 
 
-def check_same(written: Path, config: RunConfig) -> None:
-    """Raise `ConfigError` if a key outside `CHANGEABLE` differs between `config` and the configuration file of a run."""
-    for path, before, now in list_changes(load(written, model=RunConfig), config):
-        if not path.startswith(CHANGEABLE) and not ROLE.fullmatch(path):
+def check_same(
+    written: Path, config: Config, changeable: tuple[str, ...] = CHANGEABLE, elsewhere: str = BRANCH
+) -> None:
+    """Raise `ConfigError` if another key differs between `config` and the configuration file of a run.
+
+    Args:
+        written: The file.
+        config: The configuration of the resume.
+        changeable: Keys that may change, with all that is under them.
+        elsewhere: What the message says of another run.
+    """
+    for path, before, now in list_changes(load(written, model=type(config)), config):
+        if not path.startswith(changeable) and not ROLE.fullmatch(path):
             raise ConfigError(
-                f"was {before!r} and is {now!r} now: that would be another run, which `antiphon branch` begins at a checkpoint "
-                f"of this one. A resume may change {', '.join(CHANGEABLE)}",
+                f"was {before!r} and is {now!r} now: that would be another run{elsewhere}. A resume may change "
+                f"{', '.join(changeable)}",
                 key=path,
                 value=now,
-                valid=CHANGEABLE,
+                valid=changeable,
                 path=str(written),
             )
 
 
-def list_changes(before: RunConfig, now: RunConfig) -> list[tuple[str, Any, Any]]:
+def list_changes(before: Config, now: Config) -> list[tuple[str, Any, Any]]:
     """Return the dotted keys whose values differ, sorted, each with both values; None stands for a missing one."""
     old, new = (dict(flatten(config.model_dump())) for config in (before, now))
     return [

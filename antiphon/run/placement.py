@@ -54,7 +54,9 @@ def resolve_placement(nodes: Sequence[Node], config: RunConfig, *, least: int | 
         cores = min((len(place.cores) or math.inf for place in places), default=math.inf)
         if threads.get(role, 0) > cores and not any(place.gpus for place in places):
             raise ConfigError(f"{threads[role]} threads are more than its {cores:g} cores", key=placement_key(role))
-    _check_rendezvous(config, found)
+    for role in TRAINING:
+        ranks = config.learner_of(role).mesh.world
+        check_ranks_apart(role, found.known_places(role), ranks, config.weights.host, "weights.host")
     beside = Place(node=nodes[0].id)  # the controller
     _check_engines(config, found, least, beside)
     _check_devices(config, found)
@@ -93,18 +95,31 @@ def _check_environments(config: RunConfig, places: Sequence[Place]) -> None:
         )
 
 
-def _check_rendezvous(config: RunConfig, found: Placement) -> None:
-    """Raise `ConfigError` unless the ranks of each model reach each other."""
-    for role in TRAINING:
-        places, ranks = found.known_places(role), config.learner_of(role).mesh.world
-        for number in range(0, len(places), ranks):
-            nodes = {place.node for place in places[number : number + ranks]}
-            if len(nodes) > 1 and config.weights.host == LOOPBACK:
-                raise ConfigError(
-                    f"the ranks of the {role} are on several nodes, and meet at an address of the first's: "
-                    "127.0.0.1 is reached from that alone",
-                    key="weights.host",
-                )
+def check_ranks_apart(role: str, places: Sequence[Place], ranks: int, host: str, host_key: str) -> None:
+    """Raise `ConfigError` unless the ranks of each model reach each other, and each has one GPU of its own or none.
+
+    Args:
+        role: Role of the models.
+        places: Places of all ranks.
+        ranks: Number of ranks of a model.
+        host: Address at which the ranks of a model meet.
+        host_key: Key of that address.
+    """
+    for number in range(0, len(places), ranks):
+        own = places[number : number + ranks]
+        if len({place.node for place in own}) > 1 and host == LOOPBACK:
+            raise ConfigError(
+                f"the ranks of the {role} are on several nodes, and meet at an address of the first's: "
+                "127.0.0.1 is reached from that alone",
+                key=host_key,
+            )
+        gpus = [(place.node, place.gpus) for place in own if place.gpus]
+        if len({*gpus}) < len(gpus) or any(len(each) > 1 for _, each in gpus):
+            raise ConfigError(
+                f"each of {ranks} ranks has one GPU, its own; they would have "
+                f"{', '.join(' + '.join(each) for _, each in gpus)}",
+                key=placement_key(role),
+            )
 
 
 def _check_engines(config: RunConfig, found: Placement, least: int, beside: Place) -> None:
@@ -168,16 +183,6 @@ def _check_devices(config: RunConfig, found: Placement) -> None:
                 f"({', '.join(PARALLEL_SIZES)} in engine.options)",
                 key="placement.engine",
             )
-    for role in TRAINING:
-        there, ranks = found.known_places(role), config.learner_of(role).mesh.world
-        for number in range(0, len(there), ranks):
-            own = [(place.node, place.gpus) for place in there[number : number + ranks] if place.gpus]
-            if len({*own}) < len(own) or any(len(gpus) > 1 for _, gpus in own):
-                raise ConfigError(
-                    f"each of {ranks} ranks ({config.mesh_of(role)}) has one GPU, its own; they would have "
-                    f"{', '.join(' + '.join(gpus) for _, gpus in own)}",
-                    key=placement_key(role),
-                )
 
 
 def _check_colocated(config: RunConfig, found: Placement) -> None:

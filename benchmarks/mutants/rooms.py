@@ -94,7 +94,13 @@ ROOMS = {
             "tests/unit/run/test_config.py",
             *DECLARATIONS,
         ),
-        runs=("tests/parity/test_meshes.py", "tests/system/test_algorithms.py"),
+        runs=(
+            "tests/parity/test_meshes.py",
+            "tests/parity/test_mixtures.py",
+            "tests/parity/test_loading.py",
+            "tests/system/test_algorithms.py",
+            "tests/system/test_offline_resume.py",
+        ),
         excluded=(
             ("antiphon/learning/backends/megatron*.py", "needs megatron-core: `make parity`"),
             ("antiphon/learning/backends/deepspeed.py", "needs DeepSpeed: `make parity`"),

@@ -16,13 +16,15 @@ class OfflineLearner(PackLearner):
 
     def _backward(self, pack: Pack) -> dict[str, torch.Tensor]:
         loss, measures = self._loss(pack)
-        loss.backward()
+        self.shards.backward(loss)
         return _sums(loss, measures)
 
-    def measure(self, pack: Pack) -> dict[str, float]:
-        """Return the pack's part of the loss, the sums of its measures, and the number of `tokens` in these sums."""
+    def measure(self, packs: list[Pack]) -> list[dict[str, float]]:
+        """Return of each pack its part of the loss, the sums of its measures, and the number of `tokens` in these sums."""
         with torch.no_grad():
-            return to_floats(_sums(*self._loss(pack)))
+            return self.shards.run_packs(
+                packs, self._pipeline_forward, lambda pack: to_floats(_sums(*self._loss(pack)))
+            )
 
 
 def _sums(loss: torch.Tensor, measures: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

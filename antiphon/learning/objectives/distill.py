@@ -41,10 +41,16 @@ class _Distilling(TorchLearner):
 class Teacher(_Distilling):
     """Says, and does not learn."""
 
-    def teach(self, pack: Pack) -> Streams:
-        """`TEACHER_TOKENS` and `TEACHER_DISTRIBUTION` of a pack, 0 where no token is in the loss."""
+    def teach(self, packs: list[Pack]) -> list[Streams]:
+        """Return `TEACHER_TOKENS` and `TEACHER_DISTRIBUTION` of each pack, 0 where no token is in the loss."""
+        with torch.no_grad():
+            return self.shards.run_packs(
+                packs, self._pipeline_forward, lambda pack: self.shards.run(self._distributions, pack)
+            )
+
+    def _distributions(self, pack: Pack) -> Streams:
         targets = self._targets(pack)
-        with torch.no_grad(), self._autocast():
+        with self._autocast():
             parts = [self._distribution(part) for part in self._hidden(pack, targets).split(self.config.logits_chunk)]
         streams = {}
         for spec in parts[0]:
@@ -67,20 +73,28 @@ class DistillationLearner(OfflineLearner, _Distilling):
 
     def _loss(self, pack: Pack) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         targets = self._targets(pack)
+        divergence, likelihood, agreed = self.shards.run(self._compared_with_teacher, pack, targets)
+        weight = self.distillation.sft_weight
+        mixed = (1 - weight) * divergence + weight * likelihood
+        loss = (self._tensor(pack.coefficients)[targets] * mixed).sum()
+        return loss, {"divergence": divergence, "likelihood_loss": likelihood, "accuracy": agreed}
+
+    def _compared_with_teacher(self, pack: Pack, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What `_compared` returns of the loss tokens of a pack, [N] each."""
         given = (pack.tokens, *(pack.streams[spec] for spec in (TEACHER_TOKENS, TEACHER_DISTRIBUTION)))
         tokens, likeliest, teacher = (self._tensor(array)[targets] for array in given)
-        with self._autocast():
-            arrays = (self._hidden(pack, targets), tokens.long(), likeliest.long(), teacher)
+
+        def compare(hidden: torch.Tensor, here: slice) -> list[torch.Tensor]:
+            arrays = (hidden, tokens[here].long(), likeliest[here].long(), teacher[here])
             # Logits of a chunk are computed again for the backward pass: those of all tokens never exist at once.
             parts = [
                 checkpoint(self._compared, *chunk, use_reentrant=False)
                 for chunk in zip(*(array.split(self.config.logits_chunk) for array in arrays), strict=True)
             ]
-        divergence, likelihood, agreed = (torch.cat(column) for column in zip(*parts, strict=True))
-        weight = self.distillation.sft_weight
-        mixed = (1 - weight) * divergence + weight * likelihood
-        loss = (self._tensor(pack.coefficients)[targets] * mixed).sum()
-        return loss, {"divergence": divergence, "likelihood_loss": likelihood, "accuracy": agreed}
+            return [torch.cat(column) for column in zip(*parts, strict=True)]
+
+        with self._autocast():
+            return self._split_over_context(self._hidden(pack, targets), compare)
 
     def _compared(
         self,

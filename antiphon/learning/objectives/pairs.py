@@ -71,7 +71,7 @@ class PreferenceLearner(_PairLearner, TorchLearner):
     def _loss(self, pack: Pack) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         targets = self._targets(pack)
         pairs = self._pairs(pack, targets)
-        logprobs, _ = self._forward(pack, targets)
+        logprobs, _ = self.shards.run(self._forward, pack, targets)
         apart = pairs.sums(logprobs - self._tensor(pack.streams[REFERENCE_LOGPROBS])[targets])
         beta = self.preference.beta
         if self.preference.loss == "ipo":
@@ -101,12 +101,14 @@ class RewardLearner(_PairLearner, ScalarLearner):
     def _loss(self, pack: Pack) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         targets = self._targets(pack)
         pairs = self._pairs(pack, targets)
-        (scores,) = self._forward(pack, targets)
+        (scores,) = self.shards.run(self._forward, pack, targets)
         chosen, rejected = pairs.sums(scores)
         return (pairs.weights * bradley_terry(chosen, rejected)).sum(), _measures(chosen, rejected)
 
-    def _forward(self, pack: Pack, targets: torch.Tensor) -> tuple[torch.Tensor]:
+    def _forward(self, pack: Pack, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Scores of the sequences at their last tokens, [N]."""
         with self._autocast():
             hidden, _ = self._hidden_states(pack)
-        return (plain_logits(hidden[targets], self.model.score.weight)[:, 0],)
+        return self._split_over_context(
+            hidden[targets], lambda own, _: (plain_logits(own, self.model.score.weight)[:, 0],)
+        )

@@ -7,8 +7,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from antiphon.core.types import AttemptId
 from antiphon.learning.batch import BatchOptions, build_batch, digest_batches
-from antiphon.learning.data_samples import supervised_batch
+from antiphon.learning.data_samples import sample_from_tokens, supervised_batch
 from antiphon.learning.packing import pack_samples, split_packs
 
 from .conftest import histories, make_sample
@@ -179,6 +180,19 @@ def test_a_prompt_is_packed_once_for_its_siblings():
     (update,) = supervised_batch([*examples, other], tokens_per_pack=28).updates
     (packs,) = update.packs
     assert all(len(pack.tokens) <= 28 for pack in packs)
+
+
+def test_siblings_fill_a_pack_to_its_last_token():
+    """Four of ten tokens with a prompt of forty, and another prompt's: what they share costs a pack once."""
+    first, second = (np.arange(place, place + 40) for place in (0, 100))
+    siblings = [
+        sample_from_tokens(AttemptId(group, number, 0), prompt, np.arange(200 + number, 210 + number))
+        for group, prompt in enumerate((first, second))
+        for number in range(4)
+    ]
+    members, packs = pack_samples(siblings, 80)
+    assert [len(pack.tokens) for pack in packs] == [80, 80]
+    assert sorted(map(sorted, members)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_digest_tells_apart_batches_that_differ_in_a_count():

@@ -120,13 +120,16 @@ def test_a_restored_learner_goes_on_to_the_bit(model, model_directories, tmp_pat
     for seed in range(2):
         learner.step(supervised_batch(examples(seed + 3), 100))
     learner.save(tmp_path / "step_000002")
-    metrics = learner.step(supervised_batch(examples(7), 100))  # while it is written: what is written is of before
+    batches = [supervised_batch(examples(seed), 100) for seed in (7, 8)]
+    metrics = [learner.step(batch) for batch in batches]  # while it is written: what is written is of before
     learner.emit = lambda event: None
     while learner.advance():
         pass
     other.restore(tmp_path / "step_000002")
-    again = other.step(supervised_batch(examples(7), 100))
-    assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in metrics.items() if k != "seconds"}
+    again = [other.step(batch) for batch in batches]
+    for one, two in zip(metrics, again, strict=True):
+        assert {k: v for k, v in one.items() if k != "seconds"} == {k: v for k, v in two.items() if k != "seconds"}
+    assert [step["lr"] for step in again] == pytest.approx([0.5e-2, 0.25e-2])
     for (name, ours), (_, theirs) in zip(learner.model.named_parameters(), other.model.named_parameters(), strict=True):
         assert torch.equal(ours, theirs), name
 

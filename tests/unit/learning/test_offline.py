@@ -63,6 +63,9 @@ def gradient_of(learner, batch: TrainBatch) -> tuple[float, torch.Tensor]:
     return loss, flat(learner.model)
 
 
+MEASURES = ("reward_chosen", "reward_rejected", "margin", "accuracy", "tokens")
+
+
 def flat(model) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters()]).clone()
 
@@ -105,6 +108,28 @@ def test_preference_is_that_of_plain_forwards(model_directories, kind, config):
     want.backward()
     assert loss == pytest.approx(want.item(), rel=1e-9)
     assert relative(gradient, flat(plain)) < 1e-9
+
+
+@pytest.mark.parametrize("kind", ["dpo", "ipo"])
+def test_measures_of_pairs_are_those_of_plain_forwards(model_directories, kind):
+    """Rewards are beta times the log ratio to the reference; `ipo` takes it by token."""
+    rng = np.random.default_rng(4)
+    rows, config = texts(rng, [(1, 9), (4, 1), (12, 3)]), PreferenceConfig(loss=kind, beta=0.3)
+    groups = referenced([make_pair(number, *row) for number, row in enumerate(rows)], rng)
+    learner = PreferenceLearner(str(model_directories["llama"]), LearnerConfig(), 0, config)
+    in_double(learner.model)
+    (update,) = pair_mean_batch(groups, 30).updates
+    packs = [pack for of_rank in update.packs for pack in of_rank]
+    found = [sum(said[name] for said in learner.measure(packs)) for name in MEASURES]
+    plain, rewards = in_double(AutoModelForCausalLM.from_pretrained(model_directories["llama"])), []
+    for (prompt, *responses), group in zip(rows, groups, strict=True):
+        for response, sample in zip(responses, group, strict=True):
+            said = of_tokens(plain, prompt, response)[torch.arange(len(response)), torch.from_numpy(response).long()]
+            ratios = (said - torch.from_numpy(sample.streams[REFERENCE_LOGPROBS][len(prompt) :])).detach()
+            rewards.append(0.3 * float(ratios.mean() if kind == "ipo" else ratios.sum()))
+    chosen, rejected = np.array(rewards[::2]), np.array(rewards[1::2])
+    want = [chosen.sum(), rejected.sum(), (chosen - rejected).sum(), (chosen > rejected).sum(), len(rows)]
+    assert found == pytest.approx(want, rel=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
@@ -150,7 +175,7 @@ def lessons(teacher, rows, tokens_per_pack):
     )
     (update,) = batch.updates
     (packs,) = update.packs
-    taught = ((pack, teacher.teach(pack)) for pack in packs)
+    taught = ((pack, teacher.teach([pack])[0]) for pack in packs)
     return TrainBatch(updates=(replace(update, packs=(tuple(replace(p, streams=said) for p, said in taught),)),))
 
 
@@ -286,7 +311,7 @@ def test_evaluation_reports_as_a_step_and_changes_nothing(learners):
         learner.begin(AlgorithmConfig(), OptimizerConfig(learning_rate=1e-3), 2)
         batch = batch_of(rows, range(3), 20, 0)
         before = [p.detach().clone() for p in learner.model.parameters()]
-        looked = [[learner.measure(pack) for pack in batch.updates[0].packs[0]] for _ in range(2)]
+        looked = [[learner.measure([pack])[0] for pack in batch.updates[0].packs[0]] for _ in range(2)]
         assert all(torch.equal(a, b) for a, b in zip(before, learner.model.parameters(), strict=True))
         stepped = learner.step(batch)
         assert looked[0] == looked[1]
