@@ -42,6 +42,8 @@ class Goal:
     options: Mapping[str, str]
     price_upper: float
     """Most dollars that a purchase may cost."""
+    instruction: str = ""
+    """The request in words, if it is published; empty: it is written from the fields above."""
 
 
 class Catalogue:

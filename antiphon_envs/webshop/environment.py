@@ -1,4 +1,4 @@
-"""A shop to buy from, after WebShop (Yao et al., 2022), with products of its own."""
+"""A shop to buy from, after WebShop (Yao et al., 2022), with products of its own or the published ones."""
 
 import re
 from collections.abc import Sequence
@@ -12,8 +12,9 @@ from antiphon.tasks.base import Reset, Step
 from antiphon.tasks.environments.actions import extract_answer, match_action
 from antiphon.tasks.environments.base import BaseEnvironment, EnvironmentConfig, EpisodeError, require
 from antiphon_envs.webshop.browser import BACK, BUY, NEXT, PREVIOUS, Browser
-from antiphon_envs.webshop.catalogue import Goal, Product
+from antiphon_envs.webshop.catalogue import Catalogue, Goal, Product
 from antiphon_envs.webshop.catalogues import load_catalogue
+from antiphon_envs.webshop.published import load_published
 from antiphon_envs.webshop.rendering import render_goal, render_page
 from antiphon_envs.webshop.reward import Nouns, import_rapidfuzz, score_purchase
 from antiphon_envs.webshop.tiny_catalogue import MOST_PRODUCTS
@@ -32,10 +33,16 @@ class WebShop(BaseEnvironment):
     class Config(EnvironmentConfig):
         """Options of `webshop`."""
 
+        items: str = ""
+        """File of products as WebShop publishes them (`items_shuffle.json`); empty: products of our own."""
+        attributes: str = ""
+        """File of the attributes of these products (`items_ins_v2.json`), with instructions that were made from them."""
+        goals: str = ""
+        """File of instructions that people wrote (`items_human_ins.json`); empty: those of `attributes`."""
         size: Literal["full", "tiny"] = "full"
         """The catalogue; `tiny` has 24 products and short texts, for models of characters."""
         products: int = Field(0, ge=0)
-        """Number of products; 0 is the default of the catalogue."""
+        """Number of products; 0 is the default of the catalogue, all of a file."""
         shop: int = 0
         """Seed of the catalogue."""
         turns: int = Field(15, ge=1)
@@ -49,6 +56,11 @@ class WebShop(BaseEnvironment):
         def _check(self) -> Self:
             most = MOST_PRODUCTS if self.size == "tiny" else self.products
             require(self.products <= most, "products", self.products, f"1 to {most} in a tiny shop, or 0")
+            require(
+                bool(self.items) == bool(self.attributes), "attributes", self.attributes, "a file, together with items"
+            )
+            require(bool(self.items) or not self.goals, "goals", self.goals, "a file together with items, or nothing")
+            require(not self.items or self.size == "full", "size", self.size, "full, with items")
             return self
 
     config: Config
@@ -58,14 +70,18 @@ class WebShop(BaseEnvironment):
         super().__init__(**options)
         config = self.config
         import_rapidfuzz()  # so that it is missed now, not at the purchase
-        self._catalogue = load_catalogue(config.size, config.products, config.shop)
+        if config.items:
+            files = config.items, config.attributes, config.goals
+            self._catalogue: Catalogue = load_published(*files, config.products, config.shop)
+        else:
+            self._catalogue = load_catalogue(config.size, config.products, config.shop)
         self._brief = config.size == "tiny"
         self._nouns: Nouns = import_path(config.nouns, "nouns") if config.nouns else self._catalogue.nouns
         self._goal: Goal | None = None
         self._new_browser()
 
     def reset(self, seed: int) -> Reset:
-        """Begin a visit; the customer's goal depends on `seed` only."""
+        """Begin a visit; the customer's goal depends on `seed` only: of published ones it is the number."""
         self._goal = self._catalogue.goal(seed)
         self._turns_left = self.config.turns
         self._new_browser()
@@ -115,7 +131,8 @@ class WebShop(BaseEnvironment):
             return BACK
         if browser.section:
             return PREVIOUS
-        return next((value for name, value in goal.options.items() if browser.selected.get(name) != value), BUY)
+        wanted = {name: value for name, value in goal.options.items() if value in goal.product.options.get(name, ())}
+        return next((value for name, value in wanted.items() if browser.selected.get(name) != value), BUY)
 
     def _new_browser(self) -> None:
         self._browser = Browser(self._catalogue, per_page=3 if self._brief else 10, with_sections=not self._brief)

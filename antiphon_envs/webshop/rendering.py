@@ -10,11 +10,11 @@ def render_goal(goal: Goal, brief: bool) -> str:
         wanted = (f"{' '.join(goal.attributes)} {goal.product.query}", *goal.options.values())
         return f"{', '.join(wanted)}, to ${goal.price_upper:.0f}"
     options = ", ".join(f"{name} {value}" for name, value in goal.options.items())
-    return (
-        f"You are in a web shop. Answer with search[words], or with click[...] of something in brackets.\n"
+    request = goal.instruction or (
         f"Buy: {goal.product.query}. It must be {', '.join(goal.attributes)}; {options}; and cost at most "
         f"${goal.price_upper:.2f}."
     )
+    return f"You are in a web shop. Answer with search[words], or with click[...] of something in brackets.\n{request}"
 
 
 def render_page(browser: Browser, brief: bool) -> str:

@@ -181,13 +181,14 @@ class Workers:
 
 def test_calls_go_to_one_worker_or_all_and_are_timed():
     async def main():
-        role = Role("tally", Workers())
+        role, loop = Role("tally", Workers()), asyncio.get_running_loop()
+        began = loop.time()
         said = await role.call("add", 1), await role.call_all("add", 2)
-        return said, role.take_seconds(), role.take_seconds()
+        return said, role.take_seconds(), role.take_seconds(), loop.time() - began
 
-    said, seconds, then = asyncio.run(main())
+    said, seconds, then, passed = asyncio.run(main())
     assert said == (["call", "add", 1], ["call_all", "add", 2])
-    assert seconds > 0 == then
+    assert passed >= seconds > 0 == then
 
 
 def test_state_is_in_the_checkpoint_and_comes_back(tmp_path):
