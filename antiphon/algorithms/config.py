@@ -82,6 +82,8 @@ class AlgorithmConfig(Config):
     """Ratios of `ppo_clip` and `cispo` are clipped at 1 - this."""
     clip_high: Annotated[float, unit("ratio")] = Field(0.2, ge=0.0)
     """Ratios of `ppo_clip` and `cispo` are clipped at 1 + this."""
+    cispo_mask: bool = False
+    """Tokens whose ratio has gone beyond the bounds of `cispo` in the direction of their advantage have no gradient."""
     dual_clip: Annotated[float, unit("factor")] = Field(0.0, ge=0.0)
     """Bound of the `ppo_clip` loss for negative advantages, in multiples of |advantage|; above 1, or 0 for no bound."""
     ratio_low: Annotated[float, unit("ratio")] = Field(0.0, ge=0.0)

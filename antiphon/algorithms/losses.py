@@ -78,9 +78,7 @@ def ppo_clip(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor,
     >>> ppo_clip(inputs, AlgorithmConfig())[0]  # -1.2 · 1, and 0.8 · 1
     tensor([-1.2000,  0.8000], dtype=torch.float64)
     """
-    ratio = aggregate_log_ratio(
-        clipped_log_ratio(inputs.logprobs, inputs.old_logprobs), inputs, config.ratio_level
-    ).exp()
+    ratio = per_level(clipped_log_ratio(inputs.logprobs, inputs.old_logprobs), inputs, config.ratio_level).exp()
     free = ratio * inputs.advantages
     clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * inputs.advantages
     gained = free.minimum(clipped)
@@ -139,7 +137,9 @@ def topr(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Met
 def cispo(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metrics]:
     """-sg(clip(r, 1 - low, 1 + high)) A log pi: every token keeps a gradient, whatever its ratio.
 
-    Source: MiniMax 2025, "MiniMax-M1".
+    With `cispo_mask` those lose it whose ratio has gone beyond the bounds where the advantage leads it, as in `ppo_clip`.
+
+    Source: MiniMax 2025, "MiniMax-M1", eq. 4, and with the mask eq. 7.
 
     >>> inputs = example(logprobs=[-1.0, -1.0], old_logprobs=[-3.0, -1.0], advantages=[1.0, 1.0])
     >>> cispo(inputs, AlgorithmConfig())[0]
@@ -147,7 +147,10 @@ def cispo(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Me
     """
     ratio = clipped_log_ratio(inputs.logprobs, inputs.old_logprobs).exp().detach()
     bounded = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
-    return -bounded * inputs.advantages * inputs.logprobs, {"clip_fraction": (bounded != ratio).float()}
+    value = -bounded * inputs.advantages * inputs.logprobs
+    if config.cispo_mask:
+        value = value.where((bounded - ratio) * inputs.advantages >= 0, 0.0)
+    return value, {"clip_fraction": (bounded != ratio).float()}
 
 
 @loss()
@@ -200,16 +203,16 @@ def clipped_log_ratio(numerator: torch.Tensor, denominator: torch.Tensor) -> tor
     return (numerator - denominator).nan_to_num(nan=0.0).clip(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
-def aggregate_log_ratio(log_ratio: torch.Tensor, inputs: LossInputs, level: str) -> torch.Tensor:
-    """Return the log ratio of each token, its turn or its sequence, [N].
+def per_level(values: torch.Tensor, inputs: LossInputs, level: str) -> torch.Tensor:
+    """Return the log ratio, or another value, of each token, its turn or its sequence, [N].
 
-    For `turn` and `sequence` it is the mean over their tokens, for `product` the sum over the sequence.
+    For `turn` and `sequence` it is the mean over their tokens, for `product`, of log ratios alone, the sum over the sequence.
     """
     if level == "token":
-        return log_ratio
+        return values
     _, member = (inputs.turn if level == "turn" else inputs.sequence).unique(return_inverse=True)
     count = int(member.max()) + 1 if len(member) else 0
-    together = log_ratio.new_zeros(count).index_add(0, member, log_ratio)
+    together = values.new_zeros(count).index_add(0, member, values)
     if level == "product":
         return together[member].clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return (together / member.bincount(minlength=count))[member]

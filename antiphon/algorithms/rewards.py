@@ -102,43 +102,49 @@ def shape_rewards(groups: Metas, config: RewardConfig, seen: Moments, max_tokens
     for values in raw:
         seen.add(values)
     found = []
-    for values, divisor in zip(
-        _less_baseline(raw, config.baseline, seen), _divisors(raw, config.scale, seen), strict=True
-    ):
+    tasks = [group[0].task if group else "" for group in groups]
+    centred, divisors = _less_baseline(raw, config.baseline, tasks, seen), _divisors(raw, config.scale, tasks, seen)
+    for values, divisor in zip(centred, divisors, strict=True):
         values = values / divisor
         values = np.clip(values, -config.clip, config.clip) if config.clip else values
         found.append(ShapedRewards(values, None if config.without_turns else divisor))
     return found
 
 
-def _less_baseline(raw: Sequence[np.ndarray], over: NormalizationScope, seen: Moments) -> list[np.ndarray]:
-    """Subtract from the values [G] of each group the mean over the group, the batch, or all values so far."""
-    match over:
-        case "none":
-            return list(raw)
-        case "group":
-            return [center(values) for values in raw]
-        case "batch":
-            if not raw:
-                return []
-            whole = center(np.concatenate(raw))
-            return np.split(whole, np.cumsum([len(values) for values in raw])[:-1])
-        case "running":
-            return [values - seen.mean for values in raw]
+def _less_baseline(
+    raw: Sequence[np.ndarray], over: NormalizationScope, tasks: Sequence[str], seen: Moments
+) -> list[np.ndarray]:
+    """Subtract from the values [G] of each group the mean over the group, its task, the batch, or all values so far."""
+    if over == "none":
+        return list(raw)
+    if over == "running":
+        return [values - seen.mean for values in raw]
+    found = list(raw)
+    for numbers in _taken_together(over, tasks):
+        whole = center(np.concatenate([raw[number] for number in numbers]))
+        ends = np.cumsum([len(raw[number]) for number in numbers])
+        for number, part in zip(numbers, np.split(whole, ends[:-1]), strict=True):
+            found[number] = part
+    return found
 
 
-def _divisors(raw: Sequence[np.ndarray], over: NormalizationScope, seen: Moments) -> list[float]:
-    """Return the standard deviation plus epsilon for each group, over the group, the batch or all so far; 1 where it is 0."""
-    match over:
-        case "none":
-            found = [0.0] * len(raw)
-        case "group":
-            found = [standard_deviation(values) for values in raw]
-        case "batch":
-            found = [standard_deviation(np.concatenate(raw))] * len(raw) if raw else []
-        case "running":
-            found = [seen.deviation] * len(raw)
+def _divisors(raw: Sequence[np.ndarray], over: NormalizationScope, tasks: Sequence[str], seen: Moments) -> list[float]:
+    """Return the standard deviation plus epsilon for each group, over the same; 1 where it is 0."""
+    found = [seen.deviation if over == "running" else 0.0] * len(raw)
+    if over not in ("none", "running"):
+        for numbers in _taken_together(over, tasks):
+            deviation = standard_deviation(np.concatenate([raw[number] for number in numbers]))
+            for number in numbers:
+                found[number] = deviation
     return [each + EPSILON if each > EPSILON else 1.0 for each in found]
+
+
+def _taken_together(over: NormalizationScope, tasks: Sequence[str]) -> list[list[int]]:
+    """Return the numbers of the groups that are normalized together: each alone, those of a task, or all."""
+    together: dict[object, list[int]] = {}
+    for number, task in enumerate(tasks):
+        together.setdefault({"group": number, "task": task}.get(over), []).append(number)
+    return list(together.values())
 
 
 def trajectory_weights(groups: Metas, config: LossWeightConfig) -> list[FloatArray]:

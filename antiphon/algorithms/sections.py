@@ -31,6 +31,9 @@ class CorrectionConfig(Config):
     """Lower bound of the filter."""
     keep_high: Annotated[float, unit("ratio")] = Field(2.0, gt=0.0)
     """Upper bound of the filter."""
+    keep_difference: Annotated[float, unit("probability")] = Field(1.0, ge=0.0, le=1.0)
+    """Another bound of the filter: tokens are left out if the two probabilities differ by more. At the level `turn` it is the
+    mean of the differences over the turn, at `sequence` and `product` over the sequence; 1 leaves out none."""
     proximal: Literal["computed", "interpolated"] = "computed"
     """How log-probs under the proximal policy are obtained: `computed` by a forward pass, if the step has several updates;
     `interpolated` between the log-probs of sampling and the current ones, by the age of the token."""
@@ -49,7 +52,7 @@ class CorrectionConfig(Config):
         return self.level is not None or self.filter_level is not None
 
 
-NormalizationScope = Literal["none", "group", "batch", "running"]
+NormalizationScope = Literal["none", "group", "task", "batch", "running"]
 
 
 class RewardConfig(Config):
@@ -60,9 +63,10 @@ class RewardConfig(Config):
     overlong_penalty: Annotated[float, unit("reward")] = Field(1.0, ge=0.0)
     """Penalty at the token limit; it grows linearly in that zone."""
     baseline: NormalizationScope = "none"
-    """Subtract the mean of the group, of the batch, or of all scores so far (`running`). Not with rewards of turns."""
+    """Subtract the mean of the group, of its task's groups in the batch, of the batch, or of all scores so far (`running`). Not
+    with rewards of turns."""
     scale: NormalizationScope = "none"
-    """Divide by the standard deviation of the group, of the batch, or of all scores so far; rewards of turns too."""
+    """Divide by the standard deviation of the same; rewards of turns too."""
     clip: Annotated[float, unit("reward")] = Field(0.0, ge=0.0)
     """Clip to this absolute value, after `scale`; 0 does not clip. Not with rewards of turns."""
 

@@ -6,7 +6,7 @@ import torch
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.divergence import estimate_kl
-from antiphon.algorithms.losses import Loss, LossInputs, Metrics, aggregate_log_ratio, clipped_log_ratio
+from antiphon.algorithms.losses import Loss, LossInputs, Metrics, clipped_log_ratio, per_level
 from antiphon.algorithms.sections import CorrectionConfig
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import ENTROPY_WEIGHT, PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS, TOKEN_AGE
@@ -34,8 +34,8 @@ def token_loss(loss: Loss, inputs: LossInputs, config: AlgorithmConfig) -> tuple
 def correction(inputs: LossInputs, config: CorrectionConfig) -> tuple[torch.Tensor, Metrics]:
     """Return the correction weight of each token: its proximal probability over the probability with which it was sampled, [N].
 
-    The weight is bounded by `high`, and is 0 where the ratio is not between `keep_low` and `keep_high`. Bound and filter
-    each have a level of their own.
+    The weight is bounded by `high`, and is 0 where the ratio is not between `keep_low` and `keep_high`, or the probabilities
+    differ by more than `keep_difference`. Bound and filter each have a level of their own.
 
     The proximal policy is the policy before the first update of the step. In a step of one update it is the policy being
     trained, which costs no forward pass; `proximal: interpolated` never costs one. The loss takes its own ratio against the
@@ -55,11 +55,16 @@ def correction(inputs: LossInputs, config: CorrectionConfig) -> tuple[torch.Tens
     difference = clipped_log_ratio(_proximal_logprobs(inputs, config), inputs.old_logprobs)
     weight, metrics = torch.ones_like(difference), {}
     if config.level is not None:
-        weight = aggregate_log_ratio(difference, inputs, config.level).exp().clamp(max=config.high)
+        weight = per_level(difference, inputs, config.level).exp().clamp(max=config.high)
         metrics["correction_weight"] = weight
     if config.filter_level is not None:
-        ratio = aggregate_log_ratio(difference, inputs, config.filter_level).exp()
-        kept = ((ratio >= config.keep_low) & (ratio <= config.keep_high)).to(weight.dtype)
+        ratio = per_level(difference, inputs, config.filter_level).exp()
+        kept = (ratio >= config.keep_low) & (ratio <= config.keep_high)
+        if config.keep_difference < 1.0:
+            apart = _proximal_logprobs(inputs, config).exp() - inputs.old_logprobs.exp()
+            level = "sequence" if config.filter_level == "product" else config.filter_level
+            kept &= per_level(apart, inputs, level).abs() <= config.keep_difference
+        kept = kept.to(weight.dtype)
         weight, metrics["correction_kept"] = weight * kept, kept
     return weight, metrics
 

@@ -48,12 +48,12 @@ from antiphon.core.types import (
 SAMPLING = Sampling(max_tokens=9)
 
 
-def meta_of(name, score, tokens=5, truncated=False, turns=()):
+def meta_of(name, score, tokens=5, truncated=False, turns=(), task="t"):
     now = PolicyVersion(0, 0)
     return TrajectoryMeta(
         id=name,
         prompt_id=str(name.group),
-        task="t",
+        task=task,
         started=now,
         newest=now,
         status=AttemptStatus.FINISHED,
@@ -374,12 +374,15 @@ graded = st.lists(
     min_size=1,
     max_size=4,
 )
-OVER = st.sampled_from(["none", "group", "batch", "running"])
+OVER = st.sampled_from(["none", "group", "task", "batch", "running"])
 
 
 def metas(rows):
     return [
-        [meta_of(AttemptId(g, i, 0), score, length, cut) for i, (score, length, cut) in enumerate(group)]
+        [
+            meta_of(AttemptId(g, i, 0), score, length, cut, task="ab"[g % 2])
+            for i, (score, length, cut) in enumerate(group)
+        ]
         for g, group in enumerate(rows)
     ]
 
@@ -396,6 +399,7 @@ MANY = [
 @example(MANY, [0.5, 1.0], "group", "batch", 0.5, 20)
 @example(MANY, [0.5, 1.0], "running", "running", 0.0, 4)
 @example(MANY, [], "batch", "group", 0.0, 0)
+@example(MANY, [1.0], "task", "task", 0.0, 0)
 @given(
     rows=graded,
     earlier=st.lists(st.floats(-2, 2), max_size=5),
@@ -413,8 +417,9 @@ def test_rewards(rows, earlier, baseline, scale, clip, overlong):
         [s - 0.5 * min(1, max(0, (n - (20 - overlong)) / overlong)) if overlong else s for s, n, _ in g] for g in rows
     ]
     batch = [x for group in raw for x in group]
-    for group, (values, _) in zip(raw, found, strict=True):
-        over = {"none": [], "group": group, "batch": batch, "running": earlier + batch}
+    for number, (group, (values, _)) in enumerate(zip(raw, found, strict=True)):
+        task = [x for other in raw[number % 2 :: 2] for x in other]  # every second group is of the same
+        over = {"none": [], "group": group, "task": task, "batch": batch, "running": earlier + batch}
         for x, got in zip(group, values, strict=True):
             x -= mean(over[baseline]) if over[baseline] else 0
             deviation = stdev(over[scale]) if len(over[scale]) > 1 else 0

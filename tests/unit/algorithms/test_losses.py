@@ -44,6 +44,7 @@ configs = st.builds(
     positive_weight=st.floats(0, 2),
     negative_weight=st.floats(0, 2),
     kimi_tau=st.floats(0, 1),
+    cispo_mask=st.booleans(),
 )
 LOSS_NAMES = sorted(set(LOSSES.built_in) - {"sft"})
 
@@ -94,6 +95,8 @@ def expected(name: str, rows: list, config: AlgorithmConfig) -> list[tuple[float
                 loss, slope = -weight * advantage * new, -weight * advantage
             case "cispo":
                 weight = max(1 - config.clip_low, min(1 + config.clip_high, ratio))
+                gone = ratio > 1 + config.clip_high if advantage > 0 else ratio < 1 - config.clip_low
+                weight = 0.0 if config.cispo_mask and gone else weight
                 loss, slope = -weight * advantage * new, -weight * advantage
             case "kimi":
                 loss = -advantage * new + config.kimi_tau / 2 * (new - old) ** 2
@@ -157,6 +160,7 @@ corrections = st.builds(
     filter_level=st.sampled_from([None, "token", "turn", "sequence", "product"]),
     keep_low=st.floats(0, 1),
     keep_high=st.floats(1, 5),
+    keep_difference=st.sampled_from([1.0, 0.0, 0.05, 0.3]),
 )
 
 
@@ -173,6 +177,15 @@ def ratios(rows: list, level: str) -> list[float]:
     return [math.exp(max(-20, min(20, each))) for each in combined]
 
 
+def differences(rows: list, level: str) -> list[float]:
+    """Of each token, by how much its probability has changed; the mean over its turn or its sequence."""
+    ends = [row[5] for row in rows]
+    turns = [sum(ends[:i]) for i in range(len(rows))]
+    shares = {"token": range(len(rows)), "turn": turns}.get(level, [turn // 2 for turn in turns])
+    own = [math.exp(row[3]) - math.exp(row[1]) for row in rows]
+    return [abs(mean(each for each, share in zip(own, shares, strict=True) if share == mine)) for mine in shares]
+
+
 @given(rows=tokens, config=corrections)
 def test_corrections(rows, config):
     """The loss is against the policy before the step, times the weight; what is filtered has none."""
@@ -180,10 +193,14 @@ def test_corrections(rows, config):
     loss, metrics = token_loss(ppo_clip, given_, AlgorithmConfig(correction=config))
     weights = [min(ratio, config.high) for ratio in ratios(rows, config.level)] if config.level else [1.0] * len(rows)
     kept = ratios(rows, config.filter_level) if config.filter_level else [1.0] * len(rows)
+    apart = differences(rows, config.filter_level) if config.filter_level else [0.0] * len(rows)
     for i, row in enumerate(rows):
         if any(abs(kept[i] - bound) < 1e-9 for bound in (config.keep_low, config.keep_high)):
             continue  # either
-        weight = weights[i] if config.keep_low <= kept[i] <= config.keep_high or not config.filter_level else 0.0
+        if abs(apart[i] - config.keep_difference) < 1e-9:
+            continue
+        inside = config.keep_low <= kept[i] <= config.keep_high and apart[i] <= config.keep_difference
+        weight = weights[i] if inside or not config.filter_level else 0.0
         against = row[3] if config.on else row[1]
         wanted = weight * clipped_loss(math.exp(row[0] - against), row[4], AlgorithmConfig())
         assert float(loss.detach()[i]) == pytest.approx(wanted, rel=1e-9, abs=1e-9)
