@@ -11,16 +11,18 @@ from tests.system.test_offline import VERBS
 from tests.system.test_offline_resume import STEPS, configure, here, metrics, start
 
 DEEP = "model.path=mytask:build_deep"
+MANY_PACKS, ONE_PACK = 40, 4000  # tokens a pack; with one alone the second rank has nothing to compute
 MESHES = [
-    ("dpo", "{shard: 2}"),
-    ("dpo", "{tensor: 2, pipeline: 2}"),
-    ("dpo", "{context: 2}"),
-    ("reward-model", "{replicate: 2}"),
-    ("reward-model", "{context: 2}"),
-    ("reward-model", "{pipeline: 2}"),
-    ("distill", "{shard: 2}"),
-    ("distill", "{context: 2}"),
-    ("distill", "{pipeline: 2}"),
+    ("dpo", "{shard: 2}", MANY_PACKS),
+    ("dpo", "{shard: 2}", ONE_PACK),
+    ("dpo", "{tensor: 2, pipeline: 2}", MANY_PACKS),
+    ("dpo", "{context: 2}", MANY_PACKS),
+    ("reward-model", "{replicate: 2}", ONE_PACK),
+    ("reward-model", "{context: 2}", MANY_PACKS),
+    ("reward-model", "{pipeline: 2}", MANY_PACKS),
+    ("distill", "{shard: 2}", ONE_PACK),
+    ("distill", "{context: 2}", MANY_PACKS),
+    ("distill", "{pipeline: 2}", MANY_PACKS),
 ]
 
 
@@ -45,10 +47,11 @@ def assert_close(project, one, other):
         assert np.abs(array - second[name]).max() < 1e-3, name
 
 
-@pytest.mark.parametrize(("verb", "mesh"), MESHES)
-def test_ranks_learn_as_one_does(project, verb, mesh):
-    here(project, verb, DEEP, "name=one")
-    done = start(project, verb, DEEP, f"learner.mesh={mesh}")
+@pytest.mark.parametrize(("verb", "mesh", "tokens"), MESHES)
+def test_ranks_learn_as_one_does(project, verb, mesh, tokens):
+    changes = DEEP, f"learner.tokens_per_pack={tokens}"
+    here(project, verb, *changes, "name=one")
+    done = start(project, verb, *changes, f"learner.mesh={mesh}")
     assert done.returncode == 0, done.stderr
     assert_close(project, "one", "run")
 
