@@ -123,22 +123,46 @@ def evaluate(
         typer.Option(help="0 is greedy. Default: 0 with one completion per prompt, 1 with several.", min=0.0),
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Use only the first N test prompts; 0 uses all.", min=0)] = None,
+    suite: Annotated[
+        str, typer.Option(metavar="TASKS", help="Measure on these tasks of lm-eval instead, separated by commas.")
+    ] = "",
+    suite_path: Annotated[
+        Path | None, typer.Option(help="Folder with tasks of your own, as YAML files of lm-eval.", exists=True)
+    ] = None,
+    shots: Annotated[int | None, typer.Option(help="Examples in each prompt of --suite.", min=0)] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Ask --suite by the model's chat template.")] = False,
     code: CodeFolder = None,
     trust: Trust = False,
 ) -> None:
-    """Measure a model on the test prompts: accuracy and pass@k, with confidence intervals.
+    """Measure a model on the test prompts: accuracy and pass@k, with confidence intervals. Or, with --suite, on benchmarks.
 
     If CONFIG is the file that a run recorded, the modules it names are imported only with --code or --trust.
     """
     with exit_on_error():
         run = load_for_evaluation(Path(config), overrides or [], code, trust)
         require_models([model])
+        if suite:
+            if samples is not None or temperature is not None:
+                raise ConfigError("give --samples and --temperature without --suite: its tasks say how they sample")
+            _evaluate_suite(model, run, suite, suite_path, limit or 0, shots, chat)
+            return
         from antiphon.run.commands import evaluate_model
 
         limit = run.evaluation.limit if limit is None else limit
         result = evaluate_model(model, run, samples=samples, temperature=temperature, limit=limit)
         print_table("measure", "value", flatten(result))
         print(f"accuracy: share of completions that {_describe_success(run)}; pass@k: of prompts with one such among k")
+
+
+def _evaluate_suite(
+    model: str, run: "RunConfig", suite: str, folder: Path | None, limit: int, shots: int | None, chat: bool
+) -> None:
+    from antiphon.run.suites import measure_suite
+
+    names = [name.strip() for name in suite.split(",")]
+    found = measure_suite(model, run, names, folder=folder, limit=limit, shots=shots, chat=chat)
+    for task, measures in found.items():
+        print_table(task, "value", measures)
 
 
 def _describe_success(run: "RunConfig") -> str:
