@@ -10,6 +10,7 @@ from pathlib import Path
 
 from antiphon.core.errors import ConfigError, RecordError
 from antiphon.record import safe_files
+from antiphon.record.run_dir import fsync
 
 FILE = "notes.json"
 MOST_TEXT = 10_000  # characters
@@ -76,6 +77,7 @@ def write_notes(run: Path, tags: Iterable[str], text: str) -> Notes:
     try:
         if notes == Notes():
             path.unlink(missing_ok=True)
+            fsync(run)
             return notes
         # A new file takes the place of the old one: if that is a link, what it leads to stays as it is.
         handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
@@ -84,6 +86,7 @@ def write_notes(run: Path, tags: Iterable[str], text: str) -> Notes:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
+        fsync(run)
     except OSError as error:
         with suppress(OSError):
             draft.unlink()

@@ -9,6 +9,7 @@ import pytest
 from antiphon.inspect.audit import audit
 from antiphon.record import trajectories
 from antiphon.record.checkpoint import list_checkpoints, newest_checkpoint, verify_checkpoint
+from antiphon.record.notes import Notes, read_notes
 from tests.system.disk import SUPPORTED, watched
 
 pytestmark = pytest.mark.skipif(not SUPPORTED, reason="hears system calls of Linux on x86_64 and aarch64")
@@ -77,6 +78,27 @@ def test_a_checkpoint_that_was_made_is_whole(tmp_path):
         found = newest_checkpoint(left / "checkpoints", lambda text: pytest.fail(text))
         assert found is not None and found.name == name
         verify_checkpoint(found)
+
+
+NOTES = """
+from pathlib import Path
+from antiphon.record.notes import write_notes
+run = Path(sys.argv[1])
+os.fsync(os.open(run, os.O_RDONLY))
+for text in ("once", "twice", ""):
+    write_notes(run, ["kept"] if text else [], text)
+    mark(text or "removed")
+"""
+
+
+def test_notes_that_were_saved_are_there(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("name: run\n")
+    moments = watched(NOTES, str(run))
+    for text in ("once", "twice"):
+        assert read_notes(moments[text].lay_out(run, tmp_path / text)) == Notes(("kept",), text)
+    assert read_notes(moments["removed"].lay_out(run, tmp_path / "removed")) == Notes()
 
 
 TRAIN = """

@@ -18,6 +18,7 @@ from antiphon.record.reader import RunReader
 from antiphon.record.safe_files import (
     PARQUET_FLOOR,
     check_model_files,
+    convert_read_errors,
     read_json,
     read_rows,
     read_table,
@@ -38,6 +39,15 @@ def test_printable_text_has_no_controls(text):
 
 def test_escapes_name_their_characters():
     assert printable("a\x1b[31m\x9b\u202e\n") == "a\\u{1b}[31m\\u{9b}\\u{202e}\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(ValueError("torn on\n page 7"), "torn on page 7"), (OSError(), "no reason")]
+)
+def test_a_file_that_cannot_be_read_is_named_with_the_reason(error, reason):
+    with raises_with(RecordError, match=f"{type(error).__name__}: {reason}", path="rows.parquet"):
+        with convert_read_errors("rows.parquet"):
+            raise error
 
 
 @pytest.fixture
