@@ -45,9 +45,9 @@ def test_escapes_name_their_characters():
     ("error", "reason"), [(ValueError("torn on\n page 7"), "torn on page 7"), (OSError(), "no reason")]
 )
 def test_a_file_that_cannot_be_read_is_named_with_the_reason(error, reason):
-    with raises_with(RecordError, match=f"{type(error).__name__}: {reason}", path="rows.parquet"):
-        with convert_read_errors("rows.parquet"):
-            raise error
+    said = f"{type(error).__name__}: {reason}"
+    with raises_with(RecordError, match=said, path="rows.parquet"), convert_read_errors("rows.parquet"):
+        raise error
 
 
 @pytest.fixture
