@@ -37,6 +37,17 @@ def test_a_run_that_has_no_step_yet_has_an_empty_table(tmp_path):
         plot_metric(tmp_path)
 
 
+def test_a_plot_shows_the_metric_and_its_mean_over_ten(tmp_path):
+    pytest.importorskip("matplotlib").use("Agg")
+    rewards = [0.0] * 10 + [1.0] * 5
+    axes = plot_metric(write(tmp_path, *({"step": n, "reward/mean": r} for n, r in enumerate(rewards, 1))))
+    plain, mean = axes.lines
+    assert list(plain.get_xdata()) == list(mean.get_xdata()) == list(range(1, 16))
+    assert list(plain.get_ydata()) == rewards
+    assert list(mean.get_ydata()) == pytest.approx([0.0] * 10 + [0.1, 0.2, 0.3, 0.4, 0.5])
+    assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_title()) == ("step", "reward/mean", tmp_path.name)
+
+
 def test_damage_and_missing_packages_are_named(tmp_path, monkeypatch):
     with pytest.raises(RecordError):
         read_metrics_table(tmp_path)
