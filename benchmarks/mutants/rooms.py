@@ -60,6 +60,8 @@ ROOMS = {
             "tests/unit/learning/test_stages.py",
             "tests/unit/learning/test_batch.py",
             "tests/unit/learning/test_gradient.py",
+            "tests/unit/learning/test_offline.py",
+            *DECLARATIONS,
         ),
     ),
     "rollout": Room(

@@ -318,9 +318,10 @@ def _ended(mutant: Mutant, work: Callable[[], int]) -> str:
     if code < 0:
         return f"the tests were ended by {signal.Signals(-code).name}"
     if code not in ENDS:
-        raise RuntimeError(
-            f"{mutant.path}:{mutant.line}: the tests ended with {code}:\n{Path(LOG).read_text()[-4000:]}"
-        )
+        said = Path(LOG).read_text()
+        if code == pytest.ExitCode.USAGE_ERROR and "ImportError while loading conftest" in said:
+            return "the tests cannot be imported"
+        raise RuntimeError(f"{mutant.path}:{mutant.line}: the tests ended with {code}:\n{said[-4000:]}")
     return ENDS[code]
 
 
