@@ -62,6 +62,7 @@ ENDS = {
     NO_IMPORT: "it could not be imported",
     NO_TESTS: "pytest ended with an error",  # without a fault it did not: see `reach_of`
 }
+USAGE_ERROR = 4  # of pytest: among others, a conftest.py cannot be imported
 TOO_LONG = "a test took too long"
 
 
@@ -319,7 +320,7 @@ def _ended(mutant: Mutant, work: Callable[[], int]) -> str:
         return f"the tests were ended by {signal.Signals(-code).name}"
     if code not in ENDS:
         said = Path(LOG).read_text()
-        if code == pytest.ExitCode.USAGE_ERROR and "ImportError while loading conftest" in said:
+        if code == USAGE_ERROR and "ImportError while loading conftest" in said:
             return "the tests cannot be imported"
         raise RuntimeError(f"{mutant.path}:{mutant.line}: the tests ended with {code}:\n{said[-4000:]}")
     return ENDS[code]
