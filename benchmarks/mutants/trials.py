@@ -109,7 +109,7 @@ class Reach:
         original = (ROOT / mutant.path).read_text(encoding="utf-8")
         near = {test for line in _statement(original, mutant.line) for test in lines.get(line, ())}
         if not near and _is_run_at_import(original, mutant.line):  # by all that use the file
-            near = {test for tests in lines.values() for test in tests}
+            near = {test for tests in lines.values() for test in tests} or {*self.seconds}  # tables have no other lines
             near |= {test for test in self.seconds if test.partition("::")[0] in DECLARATIONS}
         tests = sorted(near, key=self.seconds.__getitem__)
         if ROOMS[mutant.room].runs_elsewhere(mutant.path):

@@ -211,3 +211,12 @@ def test_whole_trajectories_are_shaped_whatever_turns_earned():
     """Scores 20 and 10, less 15, clipped to ±1."""
     found = advantages_after(advantage="reinforce", reward={"baseline": "group", "clip": 1.0})
     assert found == [[1, 1], [-1, -1]]
+
+
+def test_an_example_is_a_whole_sample_of_sampled_tokens():
+    """What documentation and tests try an advantage on: every token but the first was sampled, and counts as it is."""
+    for group in groups_of([[1.0, 0.0], [2.0]]):
+        for sample in group:
+            assert sample.weights.tolist() == [1.0] * len(sample.segment.tokens)
+            assert sample.segment.loss_mask.tolist() == [False] + [True] * (len(sample.segment.tokens) - 1)
+            assert not sample.advantages.any()
