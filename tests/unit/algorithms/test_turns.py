@@ -215,7 +215,7 @@ def test_whole_trajectories_are_shaped_whatever_turns_earned():
 
 def test_an_example_is_a_whole_sample_of_sampled_tokens():
     """What documentation and tests try an advantage on: every token but the first was sampled, and counts as it is."""
-    for group in groups_of([[1.0, 0.0], [2.0]]):
+    for group in groups_of([1.0, 0.0], [2.0], tokens=3):
         for sample in group:
             assert sample.weights.tolist() == [1.0] * len(sample.segment.tokens)
             assert sample.segment.loss_mask.tolist() == [False] + [True] * (len(sample.segment.tokens) - 1)
