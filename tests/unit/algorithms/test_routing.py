@@ -137,6 +137,13 @@ def test_the_balance_is_that_of_each_sequence_by_its_definition():
     assert balance_loss(even, torch.eye(6) + torch.eye(6).roll(1, 0), torch.ones(1, 6)).item() == pytest.approx(1.0)
 
 
+def test_a_probability_of_zero_is_one_and_no_logit():
+    """An expert that no token can reach: two of three share all tokens evenly, each with a half of every token."""
+    scores = torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.5, 0.0]])
+    chosen = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    assert balance_loss(scores, chosen, torch.ones(1, 2)).item() == pytest.approx(3 * (0.5 * 0.5 + 0.5 * 0.5))
+
+
 @pytest.mark.parametrize("family", ["qwen3 moe", "mixtral"])
 def test_routers_add_the_gradient_of_the_balance_loss(family):
     """Against the same loss, written out, of a model that nothing is attached to."""
