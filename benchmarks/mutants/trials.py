@@ -62,6 +62,7 @@ ENDS = {
     NO_IMPORT: "it could not be imported",
     NO_TESTS: "pytest ended with an error",  # without a fault it did not: see `reach_of`
 }
+SYMMETRIC = {"array_equal", "equal", "gcd", "isclose", "max", "maximum", "min", "minimum"}  # functions of two alike
 USAGE_ERROR = 4  # of pytest: among others, a conftest.py cannot be imported
 TOO_LONG = "a test took too long"
 
@@ -145,10 +146,35 @@ def _lot(seed: int, source: bytes, drawn: tuple[str, str, Change]) -> bytes:
 
 
 def changes_in(path: str) -> list[Change]:
-    """Return the changes of a file; not of conditions that are for type checkers."""
+    """Return the changes of a file that may be faults; not of conditions that are for type checkers."""
     text = (ROOT / path).read_text(encoding="utf-8")
-    source = text.encode()
-    return [change for change in list_changes(text) if not source.startswith(b"TYPE_CHECKING:", change[0])]
+    source, harmless = text.encode(), _harmless_spans(text)
+    return [
+        (start, stop, new)
+        for start, stop, new in list_changes(text)
+        if not source.startswith(b"TYPE_CHECKING:", start) and (start, stop) not in harmless
+    ]
+
+
+def _harmless_spans(text: str) -> set[tuple[int, int]]:
+    """Return the places, as bytes, whose change no test can notice: what is the same in either order, and `strict` of zip.
+
+    `strict=True` says that lengths are equal, which is checked while the program runs, and changes nothing where they are.
+    """
+    lines = [0, *itertools.accumulate(len(line) for line in text.encode().splitlines(keepends=True))]
+
+    def place(node: ast.expr, last: ast.expr) -> tuple[int, int]:
+        assert last.end_lineno is not None and last.end_col_offset is not None
+        return lines[node.lineno - 1] + node.col_offset, lines[last.end_lineno - 1] + last.end_col_offset
+
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            if name in SYMMETRIC and len(node.args) > 1:
+                found.add(place(node.args[0], node.args[1]))
+            found |= {place(each.value, each.value) for each in node.keywords if (name, each.arg) == ("zip", "strict")}
+    return found
 
 
 def _mutant(room: str, path: str, change: Change) -> Mutant | None:
