@@ -3,11 +3,11 @@
 python benchmarks/mutation.py --seed 0 --mutants 150
 python benchmarks/mutation.py --rooms algorithms --mutants 500
 
-A mutant has one fault of `antiphon_envs.mini_swe.mutants`. Changes that are none by their form alone are not drawn: `strict` of zip,
-and the order of what `max` and its like are given. Others that mean the same as the original count as survivors like all others,
-and are explained one by one in `mutants/survivors.yaml`. One that is explained there is not tried: it counts as one that survived.
-Tests are run as they are, except that hypothesis tries a fifth of the examples and does not look for the shortest one that fails:
-what survives here may not survive the whole suite.
+A mutant has one fault of `antiphon_envs.mini_swe.mutants`. Changes that are none by their form alone are not drawn:
+`strict` of zip, and the order of what `max` and its like are given. Others that mean the same as the original count as
+survivors like all others, and are explained one by one in `mutants/survivors.yaml`. One that is explained there is not
+tried: it counts as one that survived. Tests are run as they are, except that hypothesis tries a fifth of the examples and
+does not look for the shortest one that fails: what survives here may not survive the whole suite.
 
 Trials are kept in `.mutation/`, so that a draw that was stopped goes on where it was. A mutant that was noticed is not tried
 again while its file and the test file that noticed it are as they were, whatever else has changed; one that survived is, after
