@@ -28,7 +28,9 @@ async def tally(number, version):
 
 
 @pytest.mark.parametrize(
-    ("roles", "number", "said"), [({"tally": tally}, 3, "step 3 at 7"), ({}, 0, 7), (None, 0, 7)], ids=str
+    ("roles", "number", "said"),
+    [({"tally": tally}, 3, "step 3 at 7"), ({}, 0, 7), (None, 0, 7)],
+    ids=["one role", "no roles", "none given"],
 )
 def test_a_step_may_ask_the_roles_of_the_run(roles, number, said):
     waited = []
