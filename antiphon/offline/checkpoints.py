@@ -5,9 +5,10 @@ import json
 import shutil
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from antiphon.learning.config import CheckpointConfig
+from antiphon.learning.learner import WorkerLearner
 from antiphon.record.checkpoint import (
     TRAINING_STATE,
     checkpoint_name,
@@ -20,21 +21,13 @@ from antiphon.record.checkpoint import (
 )
 from antiphon.record.run_dir import RunDirectory
 
-T = TypeVar("T")
 Wait = Callable[[Awaitable[Any], str], Awaitable[Any]]  # for a worker, which may hang; with the name of the wait
-
-
-class Saveable(Protocol):
-    """A learner of which checkpoints are made."""
-
-    async def save(self, place: Path) -> asyncio.Future[None]:
-        """Begin to write all that a checkpoint needs; the future ends when it is there."""
 
 
 class OfflineCheckpoints:
     """Writes the checkpoints of a run, one at a time, while training goes on."""
 
-    def __init__(self, directory: RunDirectory, config: CheckpointConfig, learner: Saveable, wait: Wait) -> None:
+    def __init__(self, directory: RunDirectory, config: CheckpointConfig, learner: WorkerLearner, wait: Wait) -> None:
         self._directory = directory
         self._config = config
         self._learner = learner

@@ -43,7 +43,6 @@ class SuiteModel(TemplateLM):
         max_length: int,
         positions: int,
         tokens_per_pack: int,
-        seed: int,
     ) -> None:
         """Ask nothing yet.
 
@@ -55,12 +54,11 @@ class SuiteModel(TemplateLM):
             max_length: Most tokens of a sequence that the engine generates, prompt included.
             positions: Most tokens that the model reads when it scores a text.
             tokens_per_pack: Most tokens that are scored at once.
-            seed: Of sampling, where a task samples.
         """
         super().__init__()
         self.tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(str(directory), local_files_only=True)
         self._max_length, self._positions = max_length, positions
-        self._directory, self._loop, self._seed = directory, loop, seed
+        self._directory, self._loop = directory, loop
         self._generate, self._score = generate, score
         self._tokens_per_pack = tokens_per_pack
 

@@ -110,7 +110,6 @@ async def _measure(model: str, config: RunConfig, asked: dict[str, Any]) -> dict
             max_length=max_length,
             positions=int(model_shape(directory).get("max_position_embeddings", POSITIONS)),
             tokens_per_pack=settings.tokens_per_pack,
-            seed=seed,
         )
         return await run_supervised(
             [pool.watch(), scorer.died()], lambda _: asyncio.to_thread(_evaluate, asked_model, asked)

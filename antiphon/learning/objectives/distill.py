@@ -80,7 +80,7 @@ class DistillationLearner(OfflineLearner, _Distilling):
         return loss, {"divergence": divergence, "likelihood_loss": likelihood, "accuracy": agreed}
 
     def _compared_with_teacher(self, pack: Pack, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """What `_compared` returns of the loss tokens of a pack, [N] each."""
+        """Return divergence, negative log-likelihood and agreement of the loss tokens of a pack, [N] each."""
         given = (pack.tokens, *(pack.streams[spec] for spec in (TEACHER_TOKENS, TEACHER_DISTRIBUTION)))
         tokens, likeliest, teacher = (self._tensor(array)[targets] for array in given)
 

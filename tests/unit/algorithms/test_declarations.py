@@ -8,8 +8,10 @@ import pytest
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.declarations import UNDECLARED, declaration_of
 from antiphon.algorithms.examples import example
-from antiphon.algorithms.registry import ADVANTAGES, LOSSES, built_in_declaration
+from antiphon.algorithms.registry import ADVANTAGES, LOSSES, built_in_declaration, resolve_streams
+from antiphon.core.errors import ConfigError
 from antiphon.core.types import VALUES
+from tests.raising import raises_with
 
 
 def undeclared(inputs, config):
@@ -57,3 +59,9 @@ def test_reading_declarations_imports_no_torch():
     )
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert told.split() == ["1", "False"]
+
+
+def test_a_stream_of_your_own_is_a_stream_spec():
+    assert resolve_streams(AlgorithmConfig(streams=("values", "antiphon.core.types:VALUES"))) == [VALUES, VALUES]
+    with raises_with(ConfigError, key="algorithm.streams.1", value="json:dumps"):
+        resolve_streams(AlgorithmConfig(streams=("values", "json:dumps")))

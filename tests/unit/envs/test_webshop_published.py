@@ -98,6 +98,18 @@ def test_written_goals_are_in_the_order_of_the_original(files):
     assert lines[:3] == lines[3:]
 
 
+def test_many_goals_are_in_the_order_of_the_original(files):
+    """The original shuffles them with Python's generator: numbers 0 to 499 are its test split."""
+    ids = [f"B{number:09}" for number in range(60)]
+    instruction = {"instruction_attributes": ["brass"], "instruction_options": []}
+    written = {each: [{"instruction": f"lamp {each}", **instruction}] for each in ids}
+    shop = WebShop(**files(items=[LAMP | {"asin": each} for each in ids], made={}, written=written))
+    wanted = [f"lamp {each}" for each in ids]
+    random.seed(233)
+    random.shuffle(wanted)
+    assert [line.partition(",")[0] for line in first_lines(shop, 60)] == wanted
+
+
 def test_made_goals_have_every_choice_of_options(files):
     """Options by name, the last of them fastest, as `itertools.product` gives them."""
     boots = [
