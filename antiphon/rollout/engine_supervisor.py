@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import StallError, WeightsError, WorkerDiedError
+from antiphon.core.worker_set import RETRY_SECONDS
 from antiphon.engines.base import InferenceEngine
 from antiphon.record.events import Events
 from antiphon.rollout.config import RolloutConfig
@@ -16,7 +17,6 @@ from antiphon.rollout.request_placement import RequestPlacement
 T = TypeVar("T")
 
 AHEAD = 1.25  # requests sent to an engine, relative to its slots: those that queue there hide the way here and back
-RETRY_SECONDS = 1.0, 60.0  # pause before another try to start an engine: at first, and at most
 
 LoadWeights = Callable[[InferenceEngine], Awaitable[None]]  # loads the newest weights into a new engine
 

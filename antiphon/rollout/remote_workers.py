@@ -13,16 +13,15 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from antiphon.core.deadlines import Deadlines
-from antiphon.core.errors import StallError, WorkerDiedError
-from antiphon.core.rpc import Answerer, AnswererDiedError, Client, Reply
+from antiphon.core.rpc import Answerer, Client, Reply
 from antiphon.core.types import AttemptId, OnUpdate, PolicyVersion, Prompt, Sampling, Trajectory, WeightsUpdate
+from antiphon.core.worker_set import WorkerSet
 from antiphon.core.workers import WorkerHandle
 from antiphon.record.events import Events
 from antiphon.rollout.attempt import UnscoredAttempt
 from antiphon.rollout.backend import Refresh, RolloutBackend, keep_weights
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.engine_state import EngineLoad, PoolLoad
-from antiphon.rollout.engine_supervisor import RETRY_SECONDS
 from antiphon.rollout.pool import EnginePool
 
 
@@ -68,6 +67,16 @@ class RolloutWorker(Client):
         """Load weights into those of its engines that lack them."""
         await self.call("load_stale", update, mode)
 
+    async def call_for(self, group: str, method: str, *args: Any) -> Any:
+        """Call a method for an attempt of a group."""
+        self.open[group] += 1
+        try:
+            return await self.call(method, *args)
+        finally:
+            self.open[group] -= 1
+            if not self.open[group]:
+                del self.open[group]
+
     @override
     def kill(self) -> None:
         super().kill()
@@ -103,56 +112,74 @@ class RolloutWorkers(RolloutBackend):
 
     def __init__(
         self,
-        workers: Sequence[RolloutWorker],
+        start: Callable[[int], Awaitable[RolloutWorker]],
         deadlines: Deadlines,
         config: RolloutConfig,
         *,
-        start: Callable[[int], Awaitable[RolloutWorker]],
-        on_loss: Callable[[str], None],
+        report: Callable[[str], None],
         judges: Sequence[EnginePool] = (),
     ) -> None:
-        """Send attempts to `workers`.
+        """Prepare to start `config.workers` workers.
 
         Args:
-            workers: The first workers.
+            start: Starts a worker with the given share of the engines; `WorkerDiedError` if it cannot be started now.
             deadlines: Bounds all waits.
             config: Deadlines and the number of restarts.
-            start: Starts a worker with the given share of the engines, to replace one that died while `watch` runs.
-            on_loss: Receives a message about each worker that died.
+            report: Receives a message about each worker that died.
             judges: Engines of judges, which all workers ask.
         """
         self._judges = judges
-        self._workers: list[RolloutWorker] = []
-        self._ever: list[RolloutWorker] = []  # the dead included
-        self._deadlines = deadlines
-        self._config = config
-        self._start = start
-        self._on_loss = on_loss
-        self._restarts = config.engine_restarts
-        self._starting = 0  # workers
         self._asleep = False  # shared devices are with the learner
-        self._arrived = asyncio.Event()  # a worker has come
-        self._lost: asyncio.Queue[int] = asyncio.Queue()  # numbers of workers
         self._stale: asyncio.Queue[RolloutWorker] = asyncio.Queue()
-        for worker in workers:
-            self._add(worker)
+        self._lost_tokens = 0, 0  # generated and requeued by workers whose place another one took
+
+        async def start_next(number: int) -> RolloutWorker:
+            worker = await start(number)
+            worker.on_stale = self._stale.put_nowait
+            return worker
+
+        self._workers: WorkerSet[RolloutWorker] = WorkerSet(
+            "rollout workers",
+            start_next,
+            config.workers,
+            deadlines,
+            report,
+            silence=config.engine_timeout,
+            patience=config.timeout,
+            patience_key="rollout.timeout",
+            restarts=config.engine_restarts,
+            on_replaced=self._on_replaced,
+        )
+
+    async def start(self) -> None:
+        """Start all workers; `StallError` if one takes longer than `rollout.timeout`."""
+        await self._workers.__aenter__()
+
+    async def close(self) -> None:
+        """End all workers, and those that are being started."""
+        await self._workers.close()
+
+    def _on_replaced(self, worker: RolloutWorker, lost: RolloutWorker) -> None:
+        generated, requeued = self._lost_tokens
+        self._lost_tokens = generated + lost.counts.generated_tokens, requeued + lost.counts.requeued_tokens
+        self._stale.put_nowait(worker)
 
     # --- engines -------------------------------------------------------------------------------------------------------
 
     @property
     @override
     def engines(self) -> int:
-        return sum(worker.counts.engines for worker in self._workers)
+        return sum(worker.counts.engines for worker in self._workers.alive)
 
     @property
     @override
     def generated_tokens(self) -> int:
-        return sum(worker.counts.generated_tokens for worker in self._ever)
+        return self._lost_tokens[0] + sum(worker.counts.generated_tokens for worker in self._workers.latest)
 
     @property
     @override
     def requeued_tokens(self) -> int:  # without those of attempts that a dead worker took along
-        return sum(worker.counts.requeued_tokens for worker in self._ever)
+        return self._lost_tokens[1] + sum(worker.counts.requeued_tokens for worker in self._workers.latest)
 
     @override
     def describe_load(self) -> PoolLoad:
@@ -160,7 +187,7 @@ class RolloutWorkers(RolloutBackend):
         state = "asleep" if self._asleep else "ready"
         loads = [
             EngineLoad(f"worker {worker.number}", worker.open.total(), 0, worker.version, state)
-            for worker in self._workers
+            for worker in self._workers.alive
         ]
         return PoolLoad(loads, 0)
 
@@ -186,87 +213,22 @@ class RolloutWorkers(RolloutBackend):
     @override
     async def watch(self, refresh: Refresh = keep_weights) -> None:
         async with asyncio.TaskGroup() as owner:
-            owner.create_task(self._keep_checking(), name="health")
             owner.create_task(self._keep_refreshing(refresh), name="refresh")
             for judge in self._judges:
                 owner.create_task(judge.watch(), name="watch judges")
-            while True:
-                number = await self._lost.get()
-                owner.create_task(self._replace(number), name=f"replace rollout worker {number}")
+            await self._workers.raise_end()
 
     async def _call_all(self, method: str, *args: Any) -> None:
-        calls = [self._unless_dead(worker, worker.call(method, *args)) for worker in self._workers]
-        await asyncio.gather(*calls)
-
-    async def _unless_dead(self, worker: RolloutWorker, work: Awaitable[None]) -> None:
-        try:
-            await work
-        except WorkerDiedError as error:
-            self._lose(worker, error)
-
-    async def _wait(self, awaitable: Awaitable[Any], name: str, on: str) -> Any:
-        deadline, key = self._config.timeout, "rollout.timeout"
-        return await self._deadlines.wait(awaitable, name=name, owner="pool", on=on, deadline=deadline, key=key)
-
-    async def _keep_checking(self) -> None:
-        while True:
-            await asyncio.gather(*map(self._check, self._workers))
-            await asyncio.sleep(self._config.engine_timeout / 4)
-
-    async def _check(self, worker: RolloutWorker) -> None:
-        answer, deadline = worker.call("health"), self._config.engine_timeout
-        try:
-            await self._deadlines.wait(answer, name="health", owner="pool", on="a rollout worker", deadline=deadline)
-        except WorkerDiedError as error:
-            self._lose(worker, error)
-        except StallError:
-            self._lose(worker, WorkerDiedError(f"a rollout worker did not answer for {deadline:g} s and was killed"))
+        workers = self._workers
+        await asyncio.gather(*(workers.unless_dead(each, each.call(method, *args)) for each in workers.alive))
 
     async def _keep_refreshing(self, refresh: Refresh) -> None:
+        """Load weights into workers that lack them, of which some took the place of others."""
         while True:
             worker = await self._stale.get()
-            await self._unless_dead(worker, refresh(worker))
-
-    async def _replace(self, number: int) -> None:
-        """Start another worker. While others live, a failed start costs no restart, as with engines."""
-        pause = RETRY_SECONDS[0]
-        while self._restarts:
-            self._restarts, self._starting = self._restarts - 1, self._starting + 1
-            try:
-                worker = await self._wait(self._start(number), "respawn", "a new rollout worker")
-            except (WorkerDiedError, StallError) as error:
-                self._starting -= 1
-                self._give_up_if_empty(WorkerDiedError(str(error)))
-                self._on_loss(f"no rollout worker takes the place of one that was lost yet: {error}")
-                self._restarts += bool(self._workers)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, RETRY_SECONDS[1])
-                continue
-            self._starting -= 1
-            self._add(worker)
             if self._asleep:
-                await self._unless_dead(worker, worker.call("release_devices"))
-            self._stale.put_nowait(worker)
-            return
-
-    def _add(self, worker: RolloutWorker) -> None:
-        worker.on_stale = self._stale.put_nowait
-        self._workers.append(worker)
-        self._ever.append(worker)
-        self._arrived.set()
-
-    def _lose(self, worker: RolloutWorker, error: WorkerDiedError) -> None:
-        """Go on without a worker; raise `error` if it was the last and none will take its place."""
-        if worker in self._workers:
-            self._workers.remove(worker)
-            worker.kill()
-            self._lost.put_nowait(worker.number)
-            self._on_loss(f"{error}; rollout workers left: {len(self._workers)}")
-        self._give_up_if_empty(error)
-
-    def _give_up_if_empty(self, error: WorkerDiedError) -> None:
-        if not (self._workers or self._restarts or self._starting):
-            raise error
+                await self._workers.unless_dead(worker, worker.call("release_devices"))
+            await self._workers.unless_dead(worker, refresh(worker))
 
     # --- attempts ------------------------------------------------------------------------------------------------------
 
@@ -293,25 +255,9 @@ class RolloutWorkers(RolloutBackend):
         return await self._call_worker_of(str(attempt.group), "evaluate", prompt, attempt, started, sampling)
 
     async def _call_worker_of(self, group: str, method: str, *args: Any) -> Any:
-        """Call the worker that has the group; another one if that dies."""
-        while True:
-            worker = await self._find_worker(group)
-            worker.open[group] += 1
-            try:
-                return await worker.call(method, *args)
-            except AnswererDiedError:  # a judge is gone, and every worker asks the same one
-                raise
-            except WorkerDiedError as error:
-                self._lose(worker, error)
-            finally:
-                worker.open[group] -= 1
-                if not worker.open[group]:
-                    del worker.open[group]
-
-    async def _find_worker(self, group: str) -> RolloutWorker:
-        """Return the worker that has siblings; else the one with the fewest open attempts an engine."""
-        while not self._workers:
-            self._arrived.clear()
-            await self._wait(self._arrived.wait(), "worker", "a rollout worker to take the place of the last")
-        having = [worker for worker in self._workers if group in worker.open]
-        return min(having or self._workers, key=lambda worker: worker.open.total() / max(worker.counts.engines, 1))
+        """Call the worker that has siblings; else the one with the fewest open attempts an engine."""
+        return await self._workers.use(
+            lambda worker: worker.call_for(group, method, *args),
+            f"group {group}",
+            lambda each: (group not in each.open, each.open.total() / max(each.counts.engines, 1), each.number),
+        )

@@ -24,7 +24,7 @@ from antiphon.run.launch.model_directory import model_directory
 from antiphon.run.launch.models import start_training
 from antiphon.run.launch.record import RunRecord, open_record
 from antiphon.run.launch.roles import start_roles
-from antiphon.run.launch.rollouts import start_rollout_workers, start_rollouts
+from antiphon.run.launch.rollouts import make_rollout_workers, start_rollouts
 from antiphon.run.launch.tasks import TaskData, load_tasks
 from antiphon.run.live_state import keep_live_state
 from antiphon.run.loop import Run
@@ -115,10 +115,9 @@ async def _start_workers(
     context = replace(context, roles=await start_roles(context, stack))
     if context.config.rollout.workers:
         await grader_stack.aclose()  # each rollout worker has graders of its own; the judges stay
-        training, workers = await asyncio.gather(
-            start_training(context, model, record.lineage),
-            start_rollout_workers(context, model, record.lineage, judges),
-        )
+        workers = make_rollout_workers(context, model, record.lineage, judges)
+        stack.push_async_callback(workers.close)
+        training, _ = await asyncio.gather(start_training(context, model, record.lineage), workers.start())
         return SharedDevices(training, workers, shared=context.placement.shared)
     training = await start_training(context, model, record.lineage)
     rollouts = await start_rollouts(context, model, graders, stack)

@@ -48,6 +48,7 @@ async def _start_set(
         context.report,
         silence=rollout.engine_timeout,
         patience=rollout.timeout,
+        patience_key="rollout.timeout",
     )
     await stack.enter_async_context(workers)
 

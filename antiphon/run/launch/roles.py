@@ -44,13 +44,15 @@ class _RoleWorkers:
             context.report,
             silence=context.config.rollout.engine_timeout,
             patience=config.timeout,
+            patience_key=f"{self._key}.timeout",
         )
 
     async def start(self, stack: AsyncExitStack) -> None:
         """Start the workers; `ConfigError` if the object cannot be made, or has state and more than one worker."""
         workers = await stack.enter_async_context(self._workers)
         self._stateful = await workers.call("has_state")
-        workers.replaces = not self._stateful
+        if self._stateful:
+            workers.restarts = 0  # the state would be lost
         if self._stateful and self._config.workers > 1:
             message = f"must be 1: role {self._name} has state (methods state and restore)"
             raise ConfigError(message, key=f"{self._key}.workers", value=self._config.workers)

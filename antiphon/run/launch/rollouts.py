@@ -1,6 +1,5 @@
 """Starting rollouts: engines and episodes in this process, or rollout workers that each have a share of them."""
 
-import asyncio
 import itertools
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -78,17 +77,11 @@ def _make_group_scoring(context: LaunchContext, episodes: EpisodeRunner, router:
     return GroupScoring(episodes, router.score_group, tasks, rollout.group_size, context.deadlines, longest)
 
 
-async def start_rollout_workers(
-    context: LaunchContext, model: Path, lineage: RunLineage, judges: Judges
-) -> RolloutWorkers:
-    """Start rollout workers, of which each starts its share of the engines with `start_rollouts`; all ask the same judges."""
-    rollout = context.config.rollout
+def make_rollout_workers(context: LaunchContext, model: Path, lineage: RunLineage, judges: Judges) -> RolloutWorkers:
+    """Return rollout workers, of which each starts its share of the engines with `start_rollouts`; all ask the same judges."""
     starter = _WorkerStarter(context, model, lineage, judges)
-    ready = asyncio.gather(*map(starter.start, range(rollout.workers)))
-    on, deadline, key = "rollout workers to start their engines", rollout.timeout, "rollout.timeout"
-    workers = await context.deadlines.wait(ready, name="start", owner="run", on=on, deadline=deadline, key=key)
     return RolloutWorkers(
-        workers, context.deadlines, rollout, start=starter.start, on_loss=context.report, judges=judges.pools
+        starter.start, context.deadlines, context.config.rollout, report=context.report, judges=judges.pools
     )
 
 

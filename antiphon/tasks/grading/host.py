@@ -94,24 +94,25 @@ class GradingHosts:
             silence: Seconds without an answer after which a host is killed.
         """
         self._deadlines = deadlines
-        self._last: dict[int, GradingHost] = {}  # host of each number, which may be dead
-        self._replaced = GradingStats()  # sums of those before
-
-        async def start_next(number: int) -> GradingHost:
-            host = await start(number)
-            if (dead := self._last.get(number)) is not None:
-                self._replaced = GradingStats.sum([self._replaced, dead.stats])
-            self._last[number] = host
-            return host
-
+        self._replaced = GradingStats()  # sums of hosts whose place another one took
         self._hosts: WorkerSet[GradingHost] = WorkerSet(
-            "graders", start_next, count, deadlines, report, silence=silence, patience=START_SECONDS
+            "graders",
+            start,
+            count,
+            deadlines,
+            report,
+            silence=silence,
+            patience=START_SECONDS,
+            on_replaced=self._add_lost,
         )
 
     @property
     def stats(self) -> GradingStats:
         """Sums of the statistics of all hosts, the dead included."""
-        return GradingStats.sum([self._replaced, *(host.stats for host in self._last.values())])
+        return GradingStats.sum([self._replaced, *(host.stats for host in self._hosts.latest)])
+
+    def _add_lost(self, host: GradingHost, lost: GradingHost) -> None:
+        self._replaced = GradingStats.sum([self._replaced, lost.stats])
 
     async def __aenter__(self) -> "GradingHosts":
         """Start all hosts; `ConfigError` if a reward cannot be built."""

@@ -7,7 +7,7 @@ import pytest
 
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError, StallError, WorkerDiedError
-from antiphon.core.rpc import STARTED, Client, Reply
+from antiphon.core.rpc import STARTED, AnswererDiedError, Client, Reply
 from antiphon.core.worker_set import QUICK_DEATHS, RETRY_SECONDS, DeadlyCallError, WorkerSet
 from antiphon.simulate.clock import run
 
@@ -69,16 +69,16 @@ class Workers:
         self.started.append(Handle(f"worker {len(self.started)} at {number}"))
         return Client(self.started[-1])
 
-    def set_of(self, count):
+    def set_of(self, count, **options):
         return WorkerSet(
-            "helpers", self.start, count, Deadlines(), self.told.append, silence=SILENCE, patience=PATIENCE
+            "helpers", self.start, count, Deadlines(), self.told.append, silence=SILENCE, patience=PATIENCE, **options
         )
 
 
-def in_time(test, count=2):
+def in_time(test, count=2, **options):
     async def main():
         workers = Workers()
-        async with workers.set_of(count) as group:
+        async with workers.set_of(count, **options) as group:
             return await test(workers, group)
 
     return run(main())
@@ -165,6 +165,131 @@ def test_workers_that_die_one_after_the_other_end_the_set():
         return len(workers.started)
 
     assert in_time(test, count=1) == QUICK_DEATHS
+
+
+async def kill_newest(workers):
+    """Kill the worker that started last; return when its end has been seen to."""
+    workers.started[-1].kill()
+    await asyncio.sleep(2 * RETRY_SECONDS[1])
+
+
+def test_no_more_workers_are_replaced_than_there_are_restarts():
+    async def test(workers, group):
+        for _ in range(4):
+            await kill_newest(workers)
+        assert len(group.alive) == 1 and len(workers.started) == 2 + 2, "the first goes on alone"
+        end = asyncio.ensure_future(group.raise_end())
+        assert await group.call("work") == "worker 0 at 0" and not end.done()
+        workers.started[0].kill()
+        with pytest.raises(WorkerDiedError, match="worker 0 at 0 was killed"):
+            await group.call("work")
+        with pytest.raises(WorkerDiedError, match="worker 0 at 0 was killed"):
+            await end
+
+    in_time(test, restarts=2)
+
+
+def test_starts_that_fail_cost_no_restart_while_others_live():
+    async def test(workers, group):
+        workers.error = WorkerDiedError("nowhere to run")
+        workers.started[0].kill()
+        await asyncio.sleep(100)
+        assert sum("takes the place" in each for each in workers.told) > 5
+        workers.error = None
+        await asyncio.sleep(RETRY_SECONDS[1])
+        assert len(group.alive) == 2
+        await kill_newest(workers)
+        return len(group.alive)
+
+    assert in_time(test, restarts=1) == 1, "the one restart is used up by the start that succeeded"
+
+
+def test_starts_that_fail_without_workers_use_up_the_restarts():
+    async def test(workers, group):
+        workers.error = WorkerDiedError("nowhere to run")
+        for handle in workers.started:
+            handle.kill()
+        with pytest.raises(WorkerDiedError, match="nowhere"):
+            await group.raise_end()
+        return sum("takes the place" in each for each in workers.told)
+
+    assert 3 <= in_time(test, restarts=3) <= 4, "the first of them may be tried before the second worker's end is known"
+
+
+def test_set_goes_on_while_the_last_replacement_starts():
+    async def test(workers, group):
+        start = workers.start
+
+        async def slowly(number):
+            await asyncio.sleep(50)
+            return await start(number)
+
+        group._start = slowly
+        for handle in list(workers.started):
+            handle.kill()
+            await asyncio.sleep(1)
+        return await group.call("work")
+
+    assert in_time(test, restarts=1) == "worker 2 at 0"
+
+
+def test_a_call_is_tried_on_every_worker_if_restarts_are_counted():
+    async def test(workers, group):
+        asked = asyncio.ensure_future(group.call("work"))
+        for _ in range(3):
+            await asyncio.sleep(4)
+            next(each for each in workers.started if not each.dead and "work" in each.calls).kill()
+        return await asked
+
+    assert "worker" in in_time(test, restarts=3)
+
+
+def test_what_is_lost_is_told_with_what_took_its_place():
+    replaced = []
+
+    async def test(workers, group):
+        lost = group.latest[1]
+        workers.started[1].kill()
+        assert lost in group.latest, "until another one is there"
+        await asyncio.sleep(1)
+        assert replaced == [(group.latest[1], lost)] and lost not in group.latest
+
+    in_time(test, on_replaced=lambda *pair: replaced.append(pair))
+
+
+def test_work_goes_where_it_costs_least():
+    async def test(workers, group):
+        work = (lambda worker: worker.call("work"), "some work", lambda worker: -group.alive.index(worker))
+        return await asyncio.gather(*(group.use(*work) for _ in range(3)))
+
+    assert in_time(test) == ["worker 1 at 1"] * 3
+
+
+def test_worker_whose_client_lost_what_it_asked_for_lives_on():
+    async def test(workers, group):
+        async def ask(worker):
+            raise AnswererDiedError("the judge is gone")
+
+        with pytest.raises(AnswererDiedError):
+            await group.use(ask, "a question")
+        return len(group.alive), workers.told
+
+    assert in_time(test) == (2, [])
+
+
+def test_close_ends_a_start_that_hangs():
+    async def main():
+        workers = Workers()
+        workers.start = lambda number: asyncio.Event().wait()
+        group = workers.set_of(2)
+        entering = asyncio.ensure_future(group.__aenter__())
+        await asyncio.sleep(1)
+        await group.close()
+        with pytest.raises(WorkerDiedError, match="closed"):
+            await entering
+        return asyncio.get_running_loop().time()
+
+    assert run(main()) < PATIENCE
 
 
 def test_mistake_that_shows_at_a_restart_ends_the_set():

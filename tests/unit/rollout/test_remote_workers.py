@@ -14,9 +14,9 @@ from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import WorkerDiedError
 from antiphon.core.rpc import Reply
 from antiphon.core.types import AttemptId, PolicyVersion, Prompt, WeightsUpdate
+from antiphon.core.worker_set import RETRY_SECONDS
 from antiphon.record.events import Events
 from antiphon.rollout.config import RolloutConfig
-from antiphon.rollout.engine_supervisor import RETRY_SECONDS
 from antiphon.rollout.remote_workers import Counts, RolloutWorker, RolloutWorkers
 from antiphon.simulate import clock
 
@@ -39,12 +39,14 @@ def with_shards(test, engines=(1, 1), **config):
             await shard.started()
             return shard
 
-        made = [await start(number) for number in range(len(engines))]
-        schedule = RolloutConfig(groups_per_step=1, sampling={"max_tokens": 1}, **config)
+        schedule = RolloutConfig(groups_per_step=1, sampling={"max_tokens": 1}, workers=len(engines), **config)
+        shards = RolloutWorkers(start, Deadlines(), schedule, report=told.append)
         try:
-            shards = RolloutWorkers(made, Deadlines(), schedule, start=start, on_loss=told.append)
+            await shards.start()
+            made = sorted(shards._workers.alive, key=lambda worker: worker.number)
             await asyncio.wait_for(test(shards, made), 60)
         finally:
+            await shards.close()
             await cluster.close()
 
     asyncio.run(body())
@@ -122,20 +124,23 @@ def test_a_judge_that_is_gone_takes_no_worker_along():
 
     async def body():
         cluster, told = LocalCluster(ClusterConfig(debug=True)), []
-        spawned = (cluster.spawn(f"w{number}", "tests.unit.rollout.sharding_worker:Asks") for number in range(2))
-        made = [
-            RolloutWorker(handle, number, Events(), told.append, {"judge": judge})
-            for number, handle in enumerate(spawned)
-        ]
-        await asyncio.gather(*(worker.started() for worker in made))
-        schedule = RolloutConfig(groups_per_step=1, sampling={"max_tokens": 1})
+
+        async def start(number):
+            handle = cluster.spawn(f"w{number}", "tests.unit.rollout.sharding_worker:Asks")
+            worker = RolloutWorker(handle, number, Events(), told.append, {"judge": judge})
+            await worker.started()
+            return worker
+
+        schedule = RolloutConfig(groups_per_step=1, sampling={"max_tokens": 1}, workers=2)
+        shards = RolloutWorkers(start, Deadlines(), schedule, report=told.append)
         try:
-            shards = RolloutWorkers(made, Deadlines(), schedule, start=None, on_loss=told.append)
+            await shards.start()
             with pytest.raises(WorkerDiedError, match="the judge is gone"):
                 await play(shards, 1, 0)
             assert [await play(shards, 0, number) for number in range(2)] == ["right"] * 2
             return told
         finally:
+            await shards.close()
             await cluster.close()
 
     assert asyncio.run(asyncio.wait_for(body(), 60)) == []
@@ -161,15 +166,25 @@ class Handle:
     def kill(self):
         self.sent.append("kill")
 
+    async def close(self):
+        self.sent.append("close")
+
 
 def with_handles(test, count, **config):
     async def body():
         handles, told, sink = [Handle() for _ in range(count)], [], io.StringIO()
         events = Events(sink=sink)
         made = [RolloutWorker(handle, number, events, told.append) for number, handle in enumerate(handles)]
-        schedule = RolloutConfig(groups_per_step=1, sampling={"max_tokens": 1}, **config)
-        shards = RolloutWorkers(made, Deadlines(), schedule, start=nothing, on_loss=told.append)
+        waiting = list(reversed(made))
+
+        async def start(number):
+            return waiting.pop() if waiting else await asyncio.Event().wait()  # nobody comes in place of a lost one
+
+        schedule = RolloutConfig(groups_per_step=1, sampling={"max_tokens": 1}, workers=count, **config)
+        shards = RolloutWorkers(start, Deadlines(), schedule, report=told.append)
+        await shards.start()
         await asyncio.wait_for(test(shards, made, handles), 60)
+        await shards.close()
         lines = [json.loads(line) for line in sink.getvalue().splitlines()]
         return told, [(line["event"], line.get("engine")) for line in lines]
 
@@ -192,7 +207,9 @@ def test_what_workers_say_of_their_pools_is_added_up():
         refreshed = asyncio.Queue()
         watch = asyncio.ensure_future(shards.watch(refreshed.put))
         assert await refreshed.get() is made[1]
-        shards._lose(made[0], WorkerDiedError("gone"))
+        handles[0].bury(WorkerDiedError("gone"))
+        while shards.engines == 3:
+            await asyncio.sleep(0)
         assert (shards.engines, shards.generated_tokens) == (1, 15), "what the dead made is made"
         watch.cancel()
 
@@ -267,24 +284,32 @@ def replacing(refusals, before=()):
         loop, tries, third, told = asyncio.get_running_loop(), [], Willing(), []
         handles = [Willing(), Willing()]
 
+        first = iter(handles)
+
         async def start(number):
+            if (handle := next(first, None)) is not None:
+                return RolloutWorker(handle, number, Events(), told.append)
             tries.append(loop.time())
             if len(tries) <= refusals:
                 raise WorkerDiedError("no room")
             return RolloutWorker(third, number, Events(), told.append)
 
-        made = [RolloutWorker(handle, number, Events(), told.append) for number, handle in enumerate(handles)]
-        schedule = RolloutConfig(groups_per_step=1, sampling={"max_tokens": 1}, engine_restarts=1)
-        shards = RolloutWorkers(made, Deadlines(), schedule, start=start, on_loss=told.append)
+        schedule = RolloutConfig(groups_per_step=1, sampling={"max_tokens": 1}, engine_restarts=1, workers=2)
+        shards = RolloutWorkers(start, Deadlines(), schedule, report=told.append)
+        await shards.start()
         for method in before:
             await getattr(shards, method)()
         refreshed = asyncio.Queue()
         watch = asyncio.ensure_future(shards.watch(refreshed.put))
         await asyncio.sleep(0)
+        handles[0].say(word("message", "hello", engines=1, generated_tokens=5, requeued_tokens=1))
         handles[0].die()
         shard = await asyncio.wait_for(refreshed.get(), 10_000)
-        assert shard.number == 0 and len(told) == refusals + 1
+        assert shard.number == 0 and len(told) == refusals + 2
+        third.say(word("message", "hello", engines=1, generated_tokens=3, requeued_tokens=2))
+        assert (shards.generated_tokens, shards.requeued_tokens) == (8, 3), "what the dead made is made"
         watch.cancel()
+        await shards.close()
         return tries, asked(third)
 
     return clock.run(body())  # in virtual time
