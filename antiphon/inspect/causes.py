@@ -4,8 +4,11 @@
 """
 
 from collections.abc import Iterator, Mapping
+from statistics import fmean
 from typing import Any
 
+from antiphon.algorithms.rewards import trajectory_weights
+from antiphon.algorithms.sections import LossWeightConfig
 from antiphon.core.types import AttemptStatus, Credit
 from antiphon.learning.batch import digest_batches
 from antiphon.record.reader import AttemptRow, RunReader
@@ -14,12 +17,19 @@ NOT_FINITE = "learner/skipped_updates"
 KEPT = "learner/correction_kept"
 
 
-def _name_filter(row: AttemptRow, config: Mapping[str, Any]) -> str:
-    """Return the settings that may have rejected an attempt's group."""
+def _explain_filter(row: AttemptRow, siblings: list[AttemptRow], config: Mapping[str, Any]) -> str:
+    """Say which setting rejected an attempt's group: `mean_range` comes first, and scores decide it."""
     tasks = config.get("tasks", ())
     bounds = next((task.get("mean_range") for task in tasks if task.get("name") == row.prompt.task), None)
-    own = f"rollout.filter ({config.get('rollout', {}).get('filter')})"
-    return f"{own} or mean_range of its task ({bounds})" if bounds else own
+    scores = [each.score for each in siblings if each.status == row.status]
+    listed = ", ".join(_format_score(each) for each in scores)
+    mean = fmean(score or 0.0 for score in scores)
+    if bounds and not bounds[0] <= mean <= bounds[1]:
+        return (
+            f"mean_range of its task ({bounds}) rejected its complete group, with scores {listed}: the mean is {mean:g}"
+        )
+    own = config.get("rollout", {}).get("filter")
+    return f"rollout.filter ({own}) rejected its complete group, with scores {listed}"
 
 
 def explain_status(reader: RunReader, row: AttemptRow) -> Iterator[tuple[str, str]]:
@@ -31,12 +41,14 @@ def explain_status(reader: RunReader, row: AttemptRow) -> Iterator[tuple[str, st
         case AttemptStatus.TRAINED:
             yield from _explain_update(reader, row, config, siblings)
         case AttemptStatus.FILTERED:
-            scores = ", ".join(_format_score(each.score) for each in siblings if each.status == row.status)
-            yield "cause", f"{_name_filter(row, config)} rejected its complete group, with scores {scores}"
+            yield "cause", _explain_filter(row, siblings, config)
         case AttemptStatus.STALE:
             yield "cause", _explain_age(row, siblings, rollout)
         case AttemptStatus.REDUNDANT if rollout.get("sampler"):
-            yield "cause", f"rollout.sampler ({rollout['sampler']}) gave it up, or its group was complete without it"
+            yield (
+                "cause",
+                f"rollout.sampler ({rollout['sampler']}) aborted or did not reward it, or others completed its group",
+            )
         case AttemptStatus.REDUNDANT:
             usable = rollout.get("group_size")
             yield "cause", f"{usable} siblings had finished before it, and its group was complete (rollout.redundancy)"
@@ -58,15 +70,13 @@ def _explain_age(row: AttemptRow, siblings: list[AttemptRow], rollout: Mapping[s
     oldest = min(each.started for each in siblings if each.status == row.status)
     reasons = []
     if rollout.get("order") == "ready" and rollout.get("on_expiry") != "wait":
-        reasons.append("steps took groups that were ready before it (rollout.order: ready, on_expiry: abort)")
+        reasons.append("that steps take groups as they get ready (rollout.order: ready, on_expiry: abort)")
     if extra := rollout.get("extra_groups"):
-        reasons.append(f"more groups are live than steps can take in time (rollout.extra_groups: {extra})")
-    return "; ".join(
-        [
-            f"its group became too old: its oldest attempt started at version {oldest}, and rollout.async_ratio"
-            f" {rollout.get('async_ratio')} lets no later step use it",
-            *reasons,
-        ]
+        reasons.append(f"that more groups are live than steps can take in time (rollout.extra_groups: {extra})")
+    return (
+        f"its group became too old: its oldest attempt started at version {oldest}, and rollout.async_ratio"
+        f" {rollout.get('async_ratio')} lets no later step use it"
+        f"{'. Possible reasons: ' if reasons else ''}{', or '.join(reasons)}"
     )
 
 
@@ -84,7 +94,7 @@ def _explain_failure(row: AttemptRow, siblings: list[AttemptRow], rollout: Mappi
     last = max(failed, key=lambda each: each.arrival or 0, default=None)
     if last is None:
         return "its group failed: it got no more attempts, and had too few that were usable"
-    return f"its group failed, since sibling {last.id.sibling} did in its last try {last.name}: {last.failure}"
+    return f"its group failed, because sibling {last.id.sibling} failed in its last try ({last.name}): {last.failure}"
 
 
 def _explain_update(
@@ -114,15 +124,35 @@ def _explain_gradient(
         return f"none: the policy was not updated in this step; {why or 'learner.stages has no update_actor'}"
     algorithm = config.get("algorithm", {})
     if credit.weight == 0:
-        masks = [key for key, value in (algorithm.get("weight") or {}).items() if key.startswith("mask_") and value]
+        masks = _find_masks(reader, row, siblings, algorithm.get("weight") or {})
         return f"none: algorithm.weight masks it ({', '.join(masks) or 'by a stage of the user'})"
     if credit.signal == 0:
-        trained = {each.score for each in siblings if each.status == AttemptStatus.TRAINED}
-        equal = ", since all siblings scored the same" if len(siblings) > 1 and len(trained) == 1 else ""
-        return f"none of its score: its advantage is 0 at every token{equal}. KL and entropy terms do not depend on it"
+        why = _explain_zero(row, [each.score or 0.0 for each in siblings if each.status == AttemptStatus.TRAINED])
+        return f"none of its score: its advantage is 0 at every token{why}. KL and entropy terms do not depend on it"
     return (
         f"possible at {credit.signal} of its tokens, whose weight and advantage are not 0; the loss may clip it there"
     )
+
+
+def _find_masks(reader: RunReader, row: AttemptRow, siblings: list[AttemptRow], weight: Mapping[str, Any]) -> list[str]:
+    """Return the masks that apply to an attempt; all that are switched on if what they look at is not recorded."""
+    masks = [key for key, value in weight.items() if key.startswith("mask_") and value]
+    trained = [each for each in siblings if each.status == AttemptStatus.TRAINED]
+    if any(each.file is None for each in trained):
+        return masks
+    group = [reader.read_metas(str(each.file))[each.made_by] for each in trained]
+    applied = {key: trajectory_weights([group], LossWeightConfig(**{key: weight[key]})) for key in masks}
+    number = trained.index(row)
+    return [key for key, (weights,) in applied.items() if not weights[number]] or masks
+
+
+def _explain_zero(row: AttemptRow, scores: list[float]) -> str:
+    """Say why an attempt has no advantage over siblings with these scores, if they tell."""
+    if len(scores) > 1 and len(set(scores)) == 1:
+        return ", since all siblings scored the same"
+    if len(scores) > 1 and abs((row.score or 0.0) - fmean(scores)) < 1e-6:
+        return ", since its score is the mean of its group"
+    return ""
 
 
 def _note_losses(metrics: Mapping[str, Any]) -> Iterator[str]:

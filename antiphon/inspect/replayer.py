@@ -158,7 +158,7 @@ class Replayer:
             next_prompt=self._mixture.next,
             episodes=attempts,
             hooks=GroupHooks(
-                keep=make_filter(config.rollout, config.tasks),
+                filter=make_filter(config.rollout, config.tasks),
                 observe=make_observer(config.tasks, config.plan_evaluation(), self._mixture),
             ),
             deadlines=Deadlines(),

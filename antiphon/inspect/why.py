@@ -96,14 +96,15 @@ def _describe_status(reader: RunReader, row: AttemptRow) -> str:
         raise RecordError(f"{ledger}: step {row.step}, which trained on {row.name}, is not in it", path=ledger)
     undone = ", which a later lineage of the run undid" if step.is_undone else ""
     age = step.version - 1 - row.started
-    return f"trained at step {row.step}{undone}, {age} versions old, which published version {step.version}"
+    return f"trained at step {row.step}{undone}, at age {age}; the step published version {step.version}"
 
 
 def _describe_trajectory(trajectory: Trajectory) -> Iterator[tuple[str, str]]:
     meta = trajectory.meta
     yield "started at version", str(meta.started.n)
+    value = "" if meta.score.value is None else f" {meta.score.value:g}"
     parts = "".join(f", {name} {value:g}" for name, value in meta.score.parts.items())
-    yield "score", f"{meta.score.status} {meta.score.value}{parts} {meta.score.detail}".strip()
+    yield "score", f"{meta.score.status}{value}{parts}{': ' if meta.score.detail else ''}{meta.score.detail}"
     if meta.score.grader:
         yield "graded by", meta.score.grader
     yield "seconds", f"{meta.timing.finished - meta.timing.queued:.3f}, grading included"

@@ -3,8 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from antiphon.core.errors import RolloutError
 from antiphon.core.registry import import_path
 from antiphon.core.types import Group
+from antiphon.core.user_errors import describe_error
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.evaluation import TaskPlan
 from antiphon.rollout.filters import FILTERS, GroupFilter, is_mean_in_range
@@ -19,12 +21,12 @@ class GroupHooks:
 
     Attributes:
         sampler: Runs and rewards the attempts of a group, in place of the scheduler's own loop.
-        keep: Returns True to keep a complete group.
-        observe: Receives each group once, when it is trained on or when `keep` rejects it.
+        filter: Returns True to keep a complete group.
+        observe: Receives each group once, when it is trained on or when the filter rejects it.
     """
 
     sampler: SamplingLoop | None = None
-    keep: GroupFilter | None = None
+    filter: GroupFilter | None = None
     observe: Callable[[Group], None] | None = None
 
 
@@ -41,14 +43,14 @@ def load_group_hooks(
     """
     return GroupHooks(
         sampler=import_path(config.sampler, "sampler") if config.sampler else None,
-        keep=make_filter(config, tasks),
+        filter=make_filter(config, tasks),
         observe=make_observer(tasks, plans, mixture),
     )
 
 
 def make_filter(config: RolloutConfig, tasks: Sequence[TaskConfig]) -> GroupFilter | None:
-    """Return the filter that keeps groups which `rollout.filter` and `mean_range` of their task keep; None if all are kept."""
-    own: GroupFilter | None = FILTERS.resolve(config.filter) if config.filter else None
+    """Return the filter that keeps groups which `mean_range` of their task and `rollout.filter` keep; None if all are kept."""
+    own = _name_errors(config.filter, FILTERS.resolve(config.filter)) if config.filter else None
     ranges = {task.name: task.mean_range for task in tasks if task.mean_range is not None}
     if not ranges:
         return own
@@ -56,6 +58,19 @@ def make_filter(config: RolloutConfig, tasks: Sequence[TaskConfig]) -> GroupFilt
     def keep(group: Group) -> bool:
         bounds = ranges.get(group.prompt.task)
         return (bounds is None or is_mean_in_range(group, *bounds)) and (own is None or own(group))
+
+    return keep
+
+
+def _name_errors(name: str, filter_group: GroupFilter) -> GroupFilter:
+    """Return a filter whose errors name the setting, the group, and the line of the user's code."""
+
+    def keep(group: Group) -> bool:
+        try:
+            return filter_group(group)
+        except Exception as error:  # named boundary: the user's filter
+            described = describe_error(error, filter_group)
+            raise RolloutError(f"rollout.filter ({name}) failed at group {group.id}: {described}") from error
 
     return keep
 

@@ -65,7 +65,7 @@ class Scheduler:
         self._prompts = PromptQueue(next_prompt)
         self._episodes = episodes
         self._sampler = hooks.sampler
-        self._keep = hooks.keep
+        self._filter = hooks.filter
         self._observe = hooks.observe
         self._deadlines = deadlines
         self._ledger = ledger
@@ -270,7 +270,7 @@ class Scheduler:
         if change.failed:
             self._end_group(group, GroupOutcome.FAILED)
             self.progress.record_failed_group()
-        elif change.completed and self._keep is not None and not self._keep(self._open[group].to_group(group)):
+        elif change.completed and self._filter is not None and not self._filter(self._open[group].to_group(group)):
             self.admission.filter(group)
             self._note_scores(self._open[group].to_group(group))
             self._end_group(group, GroupOutcome.FILTERED)

@@ -56,6 +56,10 @@ class BiasMeter:
         self.drops[status] += 1
         self._seconds[False].add(seconds)
 
+    def list_untrained_tasks(self) -> list[str]:
+        """Return the tasks with attempts, none of which was trained on."""
+        return sorted(self._dispatched.keys() - self._trained.keys())
+
     def record_training(self, group: Group) -> None:
         """Count a group that a step takes."""
         for meta in (trajectory.meta for trajectory in group.trajectories):

@@ -1,7 +1,7 @@
 """The commands that run a configuration from its beginning to its end: train, sft and eval."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core.blocking import run_blocking
 from antiphon.core.errors import DataError, WorkerDiedError
-from antiphon.core.types import AttemptId, PolicyVersion, Prompt, Sampling, Trajectory
+from antiphon.core.types import AttemptId, AttemptStatus, PolicyVersion, Prompt, Sampling, Trajectory
 from antiphon.learning.config import LearnerConfig
 from antiphon.learning.mesh_config import MeshesConfig
 from antiphon.record.checkpoint import list_checkpoints
@@ -125,6 +125,8 @@ async def _run_once(config: RunConfig, overwrite: bool, main: Main, resume: bool
             how = f"at temperature {summary['evaluation']['temperature']:g}"
             accuracy = "" if before is None else f"{before:.3f} before, "
             accuracy = f"held-out accuracy {accuracy}{after:.3f} after, {how}; "
+        for line in _describe_drops(run, record.directory.path):
+            record.view.message(line)
         record.view.message(f"{accuracy}{summary['train_seconds']:.0f} s of training; {record.directory.path}")
         if summary["stopped_early"]:
             return INTERRUPTED
@@ -132,6 +134,19 @@ async def _run_once(config: RunConfig, overwrite: bool, main: Main, resume: bool
             record.view.message(f"below the {demanded:g} that evaluation.minimum_accuracy demands")
             return 1
     return 0
+
+
+def _describe_drops(run: Run, directory: Path) -> Iterator[str]:
+    """Yield how many attempts were dropped, if any were before the run was over, and which tasks gave nothing to train on."""
+    if run.scheduler is None:
+        return
+    ended, expected = run.scheduler.admission.ended, (AttemptStatus.TRAINED, AttemptStatus.CANCELLED)
+    if counts := [f"{number:,} {status}" for status, number in ended.items() if status not in expected and number]:
+        counts.insert(0, f"{ended[AttemptStatus.TRAINED]:,} trained")
+        cause = f"`antiphon samples {directory} --status STATUS` shows them, `antiphon why` the cause"
+        yield f"attempts: {', '.join(counts)}; {cause}"
+    if tasks := run.scheduler.bias_meter.list_untrained_tasks():
+        yield f"never trained on, though attempted: {', '.join(tasks)}"
 
 
 @asynccontextmanager

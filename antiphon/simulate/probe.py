@@ -117,7 +117,7 @@ async def _run_phases(config: RunConfig, seconds: float) -> tuple[RunDirectory, 
             folder.mkdir()
             ledger = Ledger(LedgerStore(folder), record.events)
             phase_record = replace(record, view=view, ledger=ledger)
-            view.run = Run(replace(parts, config=phase, hooks=GroupHooks(keep=keep_all), record=phase_record))
+            view.run = Run(replace(parts, config=phase, hooks=GroupHooks(filter=keep_all), record=phase_record))
             await view.run.reinforce()
             await ledger.close()
         # A policy that learns from the last phase's small steps may degrade: its responses are unlike those of a run.

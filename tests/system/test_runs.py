@@ -12,6 +12,7 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from antiphon.core.config import add_import_folder, load
+from antiphon.core.errors import RolloutError
 from antiphon.inspect.audit import audit
 from antiphon.inspect.replay import replay
 from antiphon.run import commands
@@ -54,11 +55,19 @@ def test_every_way_to_update_weights_in_flight(project, mode):
 
 
 def test_a_filter_that_raises_leaves_no_attempt_open(project):
-    with pytest.raises(KeyError, match="column"):
+    with pytest.raises(RolloutError, match=r"rollout\.filter \(mytask:raises_on\) .*KeyError: 'no such column.*mytask\.py:\d+"):
         train(project, rollout=rollout(async_ratio=1, filter="mytask:raises_on"))
     found = audit(project.folder / "runs" / "run")
     assert found.violations == [] and found.open == 0
     assert found.balance[0]["lost"] and "KeyError" in found.ends[0]
+
+
+def test_run_ends_with_what_was_dropped(project, capsys):
+    assert train(project, "steps=4", rollout=rollout(async_ratio=0)) == 0
+    assert "attempts:" not in capsys.readouterr().out
+    assert train(project, "steps=4", rollout=rollout(async_ratio=1, filter="spread")) == 0
+    (balance,) = audit(project.folder / "runs" / "run").balance.values()
+    assert f"attempts: {balance['trained']} trained, {balance['filtered']} filtered; " in capsys.readouterr().out
 
 
 def test_engine_and_learner_differ_by_rounding_only(project):

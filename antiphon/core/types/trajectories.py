@@ -102,7 +102,7 @@ class AttemptStatus(StrEnum):
     TRAINED = "trained"  # the weights of its step were published; `why` says if it had a gradient
     FILTERED = "filtered"  # `rollout.filter`, or `mean_range` of its task, rejected its complete group
     STALE = "stale"  # its group became too old
-    REDUNDANT = "redundant"  # its group was complete without it, or `rollout.sampler` gave it up
+    REDUNDANT = "redundant"  # its group was complete without it, or `rollout.sampler` did not reward it
     CANCELLED = "cancelled"  # the run was over
     FAILED = "failed"  # it failed, or its group did
     LOST = "lost"  # the run broke off
@@ -121,7 +121,7 @@ class AttemptId(NamedTuple):
 
     group: int  # below 0: of an evaluation, of which nothing is recorded
     sibling: int
-    attempt: int
+    attempt: int  # number of the try, from 0; the ledger's column `try`
 
     def __str__(self) -> str:
         return f"{self.group}.{self.sibling}.{self.attempt}"

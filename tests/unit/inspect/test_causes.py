@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
+import yaml
 
 from antiphon.core.errors import RecordError, RolloutError
 from antiphon.inspect.why import why
@@ -70,7 +71,7 @@ CAUSES = {
     "status = 'stale'": "its group became too old: its oldest attempt started at version",
     "status = 'redundant'": "3 siblings had finished before it",
     "status = 'failed' AND failure IS NOT NULL": "it failed itself, the last of 1 tries",
-    "status = 'failed' AND failure IS NULL": "its group failed, since sibling",
+    "status = 'failed' AND failure IS NULL": "its group failed, because sibling",
     "status = 'cancelled'": "the run was over",
 }
 
@@ -82,6 +83,26 @@ def test_cause_is_told_of_each_end(dropped, condition):
     for name in names:
         assert CAUSES[condition] in dict(why(dropped, name))["cause"]
         assert CAUSES[condition] in dict(why(dropped, name.rpartition(".")[0]))[name], "the list has it too"
+
+
+@pytest.mark.parametrize(
+    ("bounds", "own", "cause"),
+    [
+        ([0.2, 0.8], None, "mean_range of its task ([0.2, 0.8]) rejected its complete group, with scores {scores}: the mean"),
+        ([0.2, 0.8], "my:own", "mean_range of its task ([0.2, 0.8]) rejected"),
+        ([0.0, 1.0], "my:own", "rollout.filter (my:own) rejected its complete group, with scores {scores}"),
+    ],
+)
+def test_filtered_attempt_names_the_rule_that_rejected_it(dropped, tmp_path, bounds, own, cause):
+    """In the run all scores of a filtered group are equal, so that its mean is 0 or 1."""
+    run = shutil.copytree(dropped, tmp_path / "run")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["rollout"]["filter"] = own
+    (run / "config.yaml").write_text(yaml.safe_dump(config | {"tasks": [{"name": "simulated", "mean_range": bounds}]}))
+    for name in find(run, "status = 'filtered'"):
+        told = dict(why(run, name))
+        score = told["score"].removeprefix("scored ")
+        assert score in ("0", "1") and told["cause"].startswith(cause.format(scores=f"{score}, {score}, {score}"))
 
 
 def test_stale_attempt_names_the_schedule(dropped):
@@ -145,6 +166,50 @@ def test_masked_attempt_names_its_mask(tmp_path):
     run = played(tmp_path, PLAIN, algorithm={"weight": {"mask_difficulty": [0.9, 1.1]}})
     (zero, *_) = [each for each in told_of_trained(run) if "mean weight 0 " in each["update"]]
     assert zero["gradient"].startswith("none: algorithm.weight masks it (mask_difficulty)")
+
+
+def test_only_masks_that_apply_are_named(tmp_path):
+    masks = {"mask_truncated": True, "mask_difficulty": [0.1, 1.1], "mask_wrong_over": 1}
+    rollout = PLAIN["rollout"] | {"group_size": 4, "sampling": {"max_tokens": 20}}
+    run = played(tmp_path, PLAIN, algorithm={"weight": masks}, rollout=rollout, steps=8)
+    found = set()
+    for name in find(run, "status = 'trained' AND grp % 2 = 0"):
+        told = dict(why(run, name))
+        scored, length = told["score"] != "scored 0", int(told["update"].split(" of its ")[1].split()[0])
+        scores = [dict(why(run, f"{name.rpartition('.')[0].rpartition('.')[0]}.{n}.0"))["score"] for n in range(4)]
+        expected = [
+            key
+            for key, applies in (
+                ("mask_truncated", "ended by length" in told["segment 0, turn 0"]),
+                ("mask_difficulty", set(scores) == {"scored 0"}),
+                ("mask_wrong_over", not scored and length > 1),
+            )
+            if applies
+        ]
+        if expected:
+            assert told["gradient"].startswith(f"none: algorithm.weight masks it ({', '.join(expected)})")
+            found.add(tuple(expected))
+        else:
+            assert "masks it" not in told["gradient"]
+    assert {("mask_truncated",), ("mask_wrong_over",)} <= found and len(found) > 3
+    change(run, "UPDATE attempts SET file = NULL")
+    assert "(mask_truncated, mask_difficulty, mask_wrong_over)" in dict(why(run, name))["gradient"] or not expected
+
+
+def test_score_that_is_the_mean_of_its_group_has_no_advantage(tmp_path):
+    run = played(tmp_path, PLAIN, rollout=PLAIN["rollout"] | {"group_size": 3})
+    (name, *_) = find(run, "status = 'trained' AND sibling = 0")
+    group = name.partition(":")[2].partition(".")[0]
+    change(run, f"UPDATE credit SET signal = 0 WHERE grp = {group}")
+    cases = {
+        (0.5, 0.25, 0.5): "at every token. KL",
+        (0.5, 0.25, 0.75): "since its score is the mean of its group",
+        (0.5, 0.5, 0.5): "since all siblings scored the same",
+    }
+    for scores, cause in cases.items():
+        for sibling, score in enumerate(scores):
+            change(run, f"UPDATE attempts SET score = {score} WHERE grp = {group} AND sibling = {sibling}")
+        assert cause in dict(why(run, name))["gradient"]
 
 
 def test_step_without_an_update_is_told(tmp_path):

@@ -87,8 +87,8 @@ def test_a_trained_attempt_tells_where_it_came_from(run):
     told = dict(why(run, name))
     assert told["attempt"] == f"0:{name}" and told["started at version"] == str(row["started"])
     age = step["version"] - 1 - row["started"]
-    assert told["status"] == f"trained at step 2, {age} versions old, which published version {step['version']}"
-    assert str(row["score"]) in told["score"]
+    assert told["status"] == f"trained at step 2, at age {age}; the step published version {step['version']}"
+    assert told["score"] == f"scored {row['score']:g}"
     (turn,) = segment.turns
     said = told["segment 0, turn 0"]
     assert f"tokens {turn.start}–{turn.stop} ({turn.stop - turn.start} sampled by" in said

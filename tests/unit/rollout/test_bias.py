@@ -66,7 +66,7 @@ def metered(attempts):
             meter.record_drop(AttemptStatus.CANCELLED, attempt["seconds"])
         if attempt["fate"] == "stale":
             meter.record_drop(AttemptStatus.STALE, attempt["seconds"])
-    return meter.metrics()
+    return meter
 
 
 def excess(ones, others):
@@ -77,7 +77,8 @@ def excess(ones, others):
 
 @given(st.lists(attempts, max_size=30))
 def test_the_meter_counts(attempts):
-    found = metered(attempts)
+    meter = metered(attempts)
+    found = meter.metrics()
     fates = {fate: [a for a in attempts if a["fate"] in fate.split()] for fate in ("trained", "trained finished")}
     dropped = [a for a in attempts if a["fate"] in ("cancelled", "stale")]
     trained, finished = fates["trained"], fates["trained finished"]
@@ -88,6 +89,8 @@ def test_the_meter_counts(attempts):
     ):
         expected = excess([a[field] for a in trained], [a[field] for a in others])
         assert found[f"bias/{name}"] == pytest.approx(expected), name
+    tried, learned = ({a["task"] for a in some} for some in (attempts, trained))
+    assert meter.list_untrained_tasks() == sorted(tried - learned)
     tried, learned = ({a["prompt"] for a in some} for some in (attempts, trained))
     assert found["bias/prompts_never_trained"] == pytest.approx(len(tried - learned) / len(tried) if tried else 0.0)
     for fate in ("cancelled", "stale"):
@@ -96,7 +99,8 @@ def test_the_meter_counts(attempts):
 
 @given(st.lists(attempts, min_size=1, max_size=30))
 def test_task_shares_are_compared_with_dispatched_ones(attempts):
-    found = metered(attempts)
+    meter = metered(attempts)
+    found = meter.metrics()
     tasks = [a["task"] for a in attempts]
     trained = [a["task"] for a in attempts if a["fate"] == "trained"]
     if len(set(tasks)) < 2:

@@ -88,7 +88,7 @@ class Stage:
             version=PolicyVersion(0, 0),
             next_prompt=self.prompt,
             episodes=self,
-            hooks=GroupHooks(keep=keep),
+            hooks=GroupHooks(filter=keep),
             deadlines=Deadlines(),
             ledger=Ledger(store, Events(), run=run_synchronously),
         )

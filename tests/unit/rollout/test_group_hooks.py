@@ -1,0 +1,50 @@
+"""Filters of groups: those of tasks before the run's own, and errors that name what to look at."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from antiphon.core.errors import RolloutError
+from antiphon.rollout.config import RolloutConfig
+from antiphon.rollout.group_hooks import make_filter
+from antiphon.tasks.config import TaskConfig
+
+HERE = "tests.unit.rollout.test_group_hooks"
+
+
+def with_filter(name):
+    return RolloutConfig(groups_per_step=1, sampling={"max_tokens": 1}, filter=name)
+
+
+def task(name, **fields):
+    return TaskConfig.model_validate({"name": name, "prompts": {"source": "copy"}, "reward": "exact_match"} | fields)
+
+
+def group(*scores, of="t"):
+    siblings = [SimpleNamespace(meta=SimpleNamespace(score=SimpleNamespace(value=score))) for score in scores]
+    return SimpleNamespace(id=7, prompt=SimpleNamespace(task=of, id="p"), trajectories=siblings)
+
+
+def stumbles(group):
+    return group.trajectories[0].meta.score.value > group.nothing
+
+
+def test_groups_pass_the_range_of_their_task_and_the_filter():
+    keep = make_filter(with_filter("spread"), [task("t", mean_range=[0.2, 0.6]), task("free")])
+    assert keep(group(0.0, 0.5)) and keep(group(0.2, 0.6, 0.7, 0.9)), "bounds are allowed"
+    assert not keep(group(0.0, 0.1)) and not keep(group(0.9, 1.0)) and not keep(group(0.5, 0.5))
+    assert keep(group(0.9, 1.0, of="free")) and not keep(group(1.0, 1.0, of="free"))
+
+
+def test_without_filter_and_ranges_all_groups_are_kept():
+    assert make_filter(with_filter(None), [task("t")]) is None
+
+
+@pytest.mark.parametrize("fields", [{}, {"mean_range": [0.0, 1.0]}])
+def test_filter_that_raises_is_named_with_its_line(fields):
+    keep = make_filter(with_filter(f"{HERE}:stumbles"), [task("t", **fields)])
+    with pytest.raises(RolloutError) as caught:
+        keep(group(0.0, 1.0))
+    line = stumbles.__code__.co_firstlineno + 1
+    for told in (f"rollout.filter ({HERE}:stumbles)", "group 7", "AttributeError", f"test_group_hooks.py:{line}"):
+        assert told in str(caught.value)
