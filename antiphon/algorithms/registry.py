@@ -3,12 +3,14 @@
 The YAML names a function of your own as `package.module:function` in the same places.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from antiphon.algorithms.declarations import UNDECLARED, Declaration, declaration_of
 from antiphon.core.errors import ConfigError
 from antiphon.core.registry import Registry, bind_options
 from antiphon.core.types import STREAMS, StreamSpec
+from antiphon.core.user_errors import name_user_errors
 
 if TYPE_CHECKING:
     from antiphon.algorithms.config import AlgorithmConfig
@@ -38,14 +40,19 @@ def built_in_declaration(registry: Registry, name: str) -> Declaration:
 
 def resolve_loss(algorithm: "AlgorithmConfig") -> Any:
     """Import the loss function of an algorithm, and bind its options; `ConfigError` if it cannot be called with them."""
-    function = LOSSES.resolve(algorithm.loss, "algorithm.loss")
-    return bind_options(function, algorithm.loss_options, "algorithm.loss_options")
+    return _resolve(LOSSES, algorithm.loss, algorithm.loss_options, "algorithm.loss")
 
 
 def resolve_advantage(algorithm: "AlgorithmConfig") -> Any:
     """Import the advantage function of an algorithm as `resolve_loss` imports its loss."""
-    function = ADVANTAGES.resolve(algorithm.advantage, "algorithm.advantage")
-    return bind_options(function, algorithm.advantage_options, "algorithm.advantage_options")
+    return _resolve(ADVANTAGES, algorithm.advantage, algorithm.advantage_options, "algorithm.advantage")
+
+
+def _resolve(registry: Registry, name: str, options: Mapping[str, Any], key: str) -> Any:
+    function = registry.resolve(name, key)
+    if name not in registry.shipped:
+        function = name_user_errors(function, key, name)
+    return bind_options(function, options, f"{key}_options")
 
 
 def resolve_streams(algorithm: "AlgorithmConfig") -> list[StreamSpec]:

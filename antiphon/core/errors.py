@@ -182,6 +182,17 @@ class FreshnessError(AntiphonError):
     """
 
 
+class UserCodeError(AntiphonError):
+    """A function of yours that the configuration names, such as a loss, a stage or a filter, raised an error.
+
+    Cure: look at the file and line in the message. If a reward or an environment raises, only the attempt fails.
+    """
+
+    def __init__(self, message: str, *, key: str = "", value: Any = None) -> None:
+        super().__init__(message)
+        self.key, self.value = key, value
+
+
 class RolloutError(AntiphonError):
     """Rollouts fail, or are filtered out, one after another, so that training cannot go on.
 

@@ -1,12 +1,18 @@
 """Errors of a user's code in one line, with the file and line that they come from."""
 
 import functools
+import inspect
 import os
 import sysconfig
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import Any, TypeVar, cast
+
+from antiphon.core.errors import AntiphonError, UserCodeError
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _OURS = (str(Path(__file__).parents[1]),)
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -26,6 +32,39 @@ def describe_error(error: BaseException, called: Any = None) -> str:
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     place = _place_of(error, _code_of(called))
     return f"{text} ({place})" if place else text
+
+
+def name_user_errors(function: F, key: str, name: str) -> F:
+    """Return a user's function that raises `UserCodeError` for its errors, with the setting, the file and the line.
+
+    Args:
+        function: The function; it may be a coroutine function.
+        key: Dotted key of the configuration under which it is named.
+        name: Its name there.
+    """
+
+    def convert(error: Exception) -> UserCodeError:
+        return UserCodeError(f"{key}: {name} failed: {describe_error(error, function)}", key=key, value=name)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            result = function(*args, **kwargs)
+        except AntiphonError:
+            raise
+        except Exception as error:  # named boundary: the user's function
+            raise convert(error) from error
+        return wait(result) if inspect.isawaitable(result) else result
+
+    async def wait(result: Any) -> Any:
+        try:
+            return await result
+        except AntiphonError:
+            raise
+        except Exception as error:  # named boundary: the user's function
+            raise convert(error) from error
+
+    return cast(F, call)
 
 
 def find_definition(called: Any) -> str:

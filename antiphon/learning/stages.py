@@ -37,6 +37,7 @@ from antiphon.core.types import (
     Sample,
     TrainBatch,
 )
+from antiphon.core.user_errors import name_user_errors
 from antiphon.learning.batch import BatchOptions, build_batch
 from antiphon.learning.config import LearnerConfig
 from antiphon.learning.credit import agreement_masks, critic_samples, subtract_kl, token_advantages
@@ -54,14 +55,14 @@ STAGES = Registry(
 
 def resolve_stages(config: LearnerConfig) -> list[Stage]:
     """Import the stages of a step, and bind the options of each; `ConfigError` if one cannot be called with them."""
-    return [
-        bind_options(
-            STAGES.resolve(name, f"learner.stages.{index}"),
-            config.stage_options.get(name, {}),
-            f"learner.stage_options.{name}",
-        )
-        for index, name in enumerate(config.stages)
-    ]
+    found = []
+    for index, name in enumerate(config.stages):
+        key = f"learner.stages.{index}"
+        resolved = STAGES.resolve(name, key)
+        if name not in STAGES.shipped:
+            resolved = name_user_errors(resolved, key, name)
+        found.append(bind_options(resolved, config.stage_options.get(name, {}), f"learner.stage_options.{name}"))
+    return found
 
 
 @stage(

@@ -177,8 +177,13 @@ class Step:
         Args:
             spec: What the stream is.
             arrays: Array [L, …] of each sample.
+
+        Raises:
+            ValueError: The array of a sample is missing, or has another dtype or shape than `spec` says.
         """
         samples = by_key(self.samples)
+        if missing := [key for key in samples if key not in arrays]:
+            raise ValueError(f"stream {spec.name!r} lacks {len(missing)} of {len(samples)} samples, first {missing[0]}")
         self.update_samples({key: {"streams": samples[key].streams.with_stream(spec, arrays[key])} for key in samples})
 
     def update_samples(self, changes: Mapping[SampleKey, Mapping[str, Any]]) -> None:

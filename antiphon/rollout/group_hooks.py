@@ -3,10 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from antiphon.core.errors import RolloutError
 from antiphon.core.registry import import_path
 from antiphon.core.types import Group
-from antiphon.core.user_errors import describe_error
+from antiphon.core.user_errors import name_user_errors
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.evaluation import TaskPlan
 from antiphon.rollout.filters import FILTERS, GroupFilter, is_mean_in_range
@@ -41,8 +40,11 @@ def load_group_hooks(
         plans: What a success is in each task.
         mixture: Draws the prompts, and is told how many attempts at each were a success.
     """
+    sampler: SamplingLoop | None = None
+    if config.sampler is not None:
+        sampler = name_user_errors(import_path(config.sampler, "sampler"), "rollout.sampler", config.sampler)
     return GroupHooks(
-        sampler=import_path(config.sampler, "sampler") if config.sampler else None,
+        sampler=sampler,
         filter=make_filter(config, tasks),
         observe=make_observer(tasks, plans, mixture),
     )
@@ -50,7 +52,9 @@ def load_group_hooks(
 
 def make_filter(config: RolloutConfig, tasks: Sequence[TaskConfig]) -> GroupFilter | None:
     """Return the filter that keeps groups which `mean_range` of their task and `rollout.filter` keep; None if all are kept."""
-    own = _name_errors(config.filter, FILTERS.resolve(config.filter)) if config.filter else None
+    own: GroupFilter | None = None
+    if config.filter is not None:
+        own = name_user_errors(FILTERS.resolve(config.filter), "rollout.filter", config.filter)
     ranges = {task.name: task.mean_range for task in tasks if task.mean_range is not None}
     if not ranges:
         return own
@@ -58,19 +62,6 @@ def make_filter(config: RolloutConfig, tasks: Sequence[TaskConfig]) -> GroupFilt
     def keep(group: Group) -> bool:
         bounds = ranges.get(group.prompt.task)
         return (bounds is None or is_mean_in_range(group, *bounds)) and (own is None or own(group))
-
-    return keep
-
-
-def _name_errors(name: str, filter_group: GroupFilter) -> GroupFilter:
-    """Return a filter whose errors name the setting, the group, and the line of the user's code."""
-
-    def keep(group: Group) -> bool:
-        try:
-            return filter_group(group)
-        except Exception as error:  # named boundary: the user's filter
-            described = describe_error(error, filter_group)
-            raise RolloutError(f"rollout.filter ({name}) failed at group {group.id}: {described}") from error
 
     return keep
 

@@ -12,7 +12,7 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from antiphon.core.config import add_import_folder, load
-from antiphon.core.errors import RolloutError
+from antiphon.core.errors import UserCodeError
 from antiphon.inspect.audit import audit
 from antiphon.inspect.replay import replay
 from antiphon.run import commands
@@ -55,7 +55,7 @@ def test_every_way_to_update_weights_in_flight(project, mode):
 
 
 def test_a_filter_that_raises_leaves_no_attempt_open(project):
-    with pytest.raises(RolloutError, match=r"rollout\.filter \(mytask:raises_on\) .*KeyError: 'no such column.*mytask\.py:\d+"):
+    with pytest.raises(UserCodeError, match=r"KeyError: 'no such column.*mytask\.py:\d+"):
         train(project, rollout=rollout(async_ratio=1, filter="mytask:raises_on"))
     found = audit(project.folder / "runs" / "run")
     assert found.violations == [] and found.open == 0

@@ -11,6 +11,10 @@ import pytest
 from antiphon.record.reader import RunReader
 
 CODE = """
+    from antiphon.algorithms.declarations import stage
+    from antiphon.core.types import StreamSpec
+
+
     def missing_column(prompt, transcript):
         return float(prompt.payload["no such column"])
 
@@ -35,6 +39,31 @@ CODE = """
 
     async def judge(prompt, transcript):
         raise KeyError("no verdict")
+
+
+    NUMBERS = StreamSpec("numbers", producer="engine")
+
+
+    @stage(produces=[NUMBERS])
+    async def add_too_few(step):
+        step.add_stream(NUMBERS, {})
+
+
+    @stage(needs=[NUMBERS])
+    async def read_missing(step):
+        step.flat[0].streams[NUMBERS]
+
+
+    def loss_out_of_range(inputs, config):
+        return inputs.logprobs[:, 7], {}
+
+
+    def advantage_of_none(samples, config):
+        return samples.nothing
+
+
+    async def sampler_that_divides(group):
+        await group.generate(temperature=1 / (group.expected - group.expected))
 
 
     class Room:
@@ -193,3 +222,28 @@ def test_a_recipe_without_its_package_names_the_command(project):
     message = refused(project.run("train", project.folder / "recipe" / "run.yaml", *overrides))
     assert message.count("\n") == 1 and "pip install openai-agents" in message
     assert not list(root.glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("key", "function", "error", "line"),
+    [
+        ("algorithm.loss", "loss_out_of_range", "IndexError", "inputs.logprobs[:, 7]"),
+        ("algorithm.advantage", "advantage_of_none", "AttributeError", "samples.nothing"),
+        ("rollout.sampler", "sampler_that_divides", "ZeroDivisionError", "temperature=1 /"),
+        ("learner.stages.1", "add_too_few", "ValueError: stream 'numbers' lacks 8 of 8", "add_stream(NUMBERS"),
+        (
+            "learner.stages.1",
+            "read_missing",
+            "KeyError: \"no stream 'numbers'; there are: mixed",
+            "streams[NUMBERS]",
+        ),
+    ],
+)
+def test_function_that_raises_in_a_step_is_placed(code, key, function, error, line):
+    name = f"user_code:{function}"
+    stages = ["annotate", name, "rewards", "advantages", "update_critics", "update_actor"]
+    given = f"learner.stages=[{', '.join(stages)}]" if key.startswith("learner") else f"{key}={name}"
+    done = code.run("train", code.config(), given, "steps=2", "rollout.groups_per_step=2", "rollout.group_size=4")
+    (told,) = refused(done).strip().splitlines()[-1:]
+    assert told.startswith(f"antiphon: {key}: {name} failed: {error}"), told
+    assert told.endswith(f"{place(code, line)})")

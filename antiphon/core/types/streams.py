@@ -68,7 +68,8 @@ class Streams:
         for spec, array in (arrays or {}).items():
             if not spec.matches(array):
                 raise ValueError(
-                    f"stream {spec.name!r} is {array.dtype}{array.shape[1:]}, declared {spec.dtype}{spec.shape}"
+                    f"stream {spec.name!r} has dtype {array.dtype} and rows of shape {array.shape[1:]}; it is declared "
+                    f"with dtype {spec.dtype} and rows of shape {spec.shape}"
                 )
         self._arrays = {spec.of_array(array): array for spec, array in (arrays or {}).items()}
         if len({len(array) for array in self._arrays.values()}) > 1:
@@ -80,6 +81,9 @@ class Streams:
         return next((len(array) for array in self._arrays.values()), None)
 
     def __getitem__(self, spec: StreamSpec) -> NDArray[Any]:
+        if spec not in self._arrays:
+            there = ", ".join(each.name for each in self._arrays) or "none"
+            raise KeyError(f"no stream {spec.name!r}; there are: {there}")
         return self._arrays[spec]
 
     def get(self, spec: StreamSpec, default: D) -> NDArray[Any] | D:

@@ -88,7 +88,11 @@ def test_cause_is_told_of_each_end(dropped, condition):
 @pytest.mark.parametrize(
     ("bounds", "own", "cause"),
     [
-        ([0.2, 0.8], None, "mean_range of its task ([0.2, 0.8]) rejected its complete group, with scores {scores}: the mean"),
+        (
+            [0.2, 0.8],
+            None,
+            "mean_range of its task ([0.2, 0.8]) rejected its complete group, with scores {scores}: the mean",
+        ),
         ([0.2, 0.8], "my:own", "mean_range of its task ([0.2, 0.8]) rejected"),
         ([0.0, 1.0], "my:own", "rollout.filter (my:own) rejected its complete group, with scores {scores}"),
     ],

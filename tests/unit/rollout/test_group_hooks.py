@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from antiphon.core.errors import RolloutError
+from antiphon.core.errors import UserCodeError
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.group_hooks import make_filter
 from antiphon.tasks.config import TaskConfig
@@ -43,8 +43,9 @@ def test_without_filter_and_ranges_all_groups_are_kept():
 @pytest.mark.parametrize("fields", [{}, {"mean_range": [0.0, 1.0]}])
 def test_filter_that_raises_is_named_with_its_line(fields):
     keep = make_filter(with_filter(f"{HERE}:stumbles"), [task("t", **fields)])
-    with pytest.raises(RolloutError) as caught:
+    with pytest.raises(UserCodeError) as caught:
         keep(group(0.0, 1.0))
+    assert (caught.value.key, caught.value.value) == ("rollout.filter", f"{HERE}:stumbles")
     line = stumbles.__code__.co_firstlineno + 1
-    for told in (f"rollout.filter ({HERE}:stumbles)", "group 7", "AttributeError", f"test_group_hooks.py:{line}"):
+    for told in (f"rollout.filter: {HERE}:stumbles", "AttributeError", f"test_group_hooks.py:{line}"):
         assert told in str(caught.value)
