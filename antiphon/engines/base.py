@@ -30,7 +30,8 @@ ENGINES = Registry(
     group="antiphon.engines",
 )
 """Factories (`OpenEngine`) of the engines that run in a process of their own: the built-in ones, and those that installed
-packages register as entry points `antiphon.engines`."""
+packages register as entry points `antiphon.engines`. The kind `server` has none: `engines.server` connects to processes that
+others started."""
 
 
 class EngineCore(Protocol):

@@ -1,7 +1,7 @@
 """Configuration of generating tokens. Importing it imports no torch."""
 
 import math
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -9,7 +9,6 @@ from antiphon.core.config import Config, parse, unit
 from antiphon.core.errors import ValidatorError
 
 SERVER_KINDS = frozenset({"server"})  # kinds of engines that run in a server started by others
-LOADABLE_FLAVOURS = frozenset({"vllm", "sglang"})  # flavours of servers that can load weights
 PREALLOCATING_KINDS = frozenset({"vllm"})  # kinds that allocate their share of a device when they start
 SLEEP_OPTIONS = {"vllm": {"enable_sleep_mode": True}}  # options with which a kind frees GPU memory while it sleeps
 PARALLEL_SIZES = (
@@ -23,8 +22,9 @@ class ServerOptions(Config):
 
     urls: tuple[str, ...] = Field(min_length=1)
     """Address of each server, such as http://127.0.0.1:8000."""
-    flavour: Literal["vllm", "sglang", "openai"] = "vllm"
-    """`vllm` (in its development mode) and `sglang` can be given weights; `openai` is any other, with the weights it has."""
+    flavour: str = "vllm"
+    """Protocol of the servers: `vllm` (in its development mode) and `sglang` can be given weights; `openai` is any other, with
+    the weights it has. `package.module:attribute` is a class of your own that extends one of these."""
     model: str = ""
     """Name of the model on the server; by default the first that the server lists."""
     key: str = ""

@@ -25,13 +25,13 @@ from antiphon.core.config import read_secret
 from antiphon.core.errors import AntiphonError, ConfigError, RequestError, UnsupportedError, WorkerDiedError
 from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling, Streams, WeightsUpdate
 from antiphon.engines.base import InferenceEngine
-from antiphon.engines.config import LOADABLE_FLAVOURS, EngineKind, ServerOptions
+from antiphon.engines.config import EngineKind, ServerOptions
 from antiphon.engines.deltas import Delta
 from antiphon.engines.generation import Generation
 from antiphon.engines.request_checks import MIN_SERVED_TEMPERATURE, check_sampling_supported, validate_request
 from antiphon.engines.request_queue import Continuation, Progress, RequestQueue
 from antiphon.engines.server_connection import INVALID_STATUSES, ServerConnection
-from antiphon.engines.server_protocols import SERVER_PROTOCOLS, StreamChunk
+from antiphon.engines.server_protocols import SERVER_PROTOCOLS, OpenAIProtocol, StreamChunk
 from antiphon.engines.stops import FINISH_REASONS, StopRule, read_decoder
 from antiphon.weights.base import CHANNELS
 from antiphon.weights.shared_directory import shared_directory
@@ -81,8 +81,7 @@ class ServerEngine(InferenceEngine):
         self._model = model
         self._name = options.model
         self._channel = channel
-        self._loads_weights = options.flavour in LOADABLE_FLAVOURS
-        self._protocol = SERVER_PROTOCOLS[options.flavour](self.url)
+        self._protocol: OpenAIProtocol = SERVER_PROTOCOLS.resolve(options.flavour, "engine.options.flavour")(self.url)
         self._decoder = read_decoder(str(model))
         key = read_secret(options.key) if options.key else ""
         self._connection = ServerConnection(self.url, key, self._on_death)
@@ -113,7 +112,7 @@ class ServerEngine(InferenceEngine):
             raise ConfigError(f"engine.max_length: {self.url} does not say how long a sequence may be: set it")
         self.max_length = min(limits)
         await self._check_logprobs()
-        if self._loads_weights:
+        if self._protocol.loads_weights:
             await self._protocol.check_reloadable(self._call, self._shape)
             await self._push_weights(0, self._copy_model, OnUpdate.DRAIN)
 
@@ -261,7 +260,7 @@ class ServerEngine(InferenceEngine):
             UnsupportedError: If the server cannot load weights, or for `KEEP`: a stream across a load does not say which
                 weights each token came from.
         """
-        if not self._loads_weights:
+        if not self._protocol.loads_weights:
             raise UnsupportedError(f"{self.url}: a server of flavour {self._options.flavour!r} cannot be given weights")
         if mode is OnUpdate.KEEP:
             raise UnsupportedError(f"{self.url}: a server cannot load weights with on_update 'keep'")
@@ -340,7 +339,7 @@ class ServerEngine(InferenceEngine):
     async def health(self) -> None:
         """Return once the server has answered; raise `WorkerDiedError` also if it holds other weights than it was given."""
         await self._call("GET", "/health")
-        if self._loads_weights and not self._loading.locked():
+        if self._protocol.loads_weights and not self._loading.locked():
             expected, found = self._weights_id, await self._protocol.weights_id(self._call)
             if found != expected == self._weights_id and not self._loading.locked():
                 raise self._connection.die("it was started anew, or someone else has given it weights")

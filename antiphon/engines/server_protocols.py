@@ -1,6 +1,7 @@
 """The protocols of servers: how tokens are requested and reported, and how weights are pushed.
 
-`engine.options.flavour` names the protocol. A protocol keeps no state but the address of the server.
+`engine.options.flavour` names the protocol: a name in `SERVER_PROTOCOLS`, or `package.module:attribute` for a class of your
+own, which extends one of these. A protocol keeps no state but the address of the server.
 """
 
 import math
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from antiphon.core.errors import UnsupportedError
+from antiphon.core.registry import Registry
 from antiphon.core.rng import derive
 from antiphon.core.types import GenerateRequest
 
@@ -32,6 +34,7 @@ class OpenAIProtocol:
     """OpenAI's completions, with vLLM's `return_token_ids`. Such a server keeps the weights it has."""
 
     path = "/v1/completions"
+    loads_weights = False  # True if `push_weights` works, so that a run can train through such servers
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -102,7 +105,7 @@ class OpenAIProtocol:
 
     async def check_reloadable(self, call: Call, model: Any) -> None:
         """Raise `UnsupportedError` if the server cannot load weights, or not those of a model of this configuration."""
-        raise UnsupportedError(f"{self._url}: a server of flavour 'openai' cannot be given weights")
+        raise UnsupportedError(f"{self._url}: a server of this flavour cannot be given weights")
 
     async def push_weights(self, call: Call, folder: str, weights_id: str) -> None:
         """Have the server load the checkpoint in a folder and remember its id. No request runs there meanwhile."""
@@ -115,6 +118,8 @@ class OpenAIProtocol:
 
 class VLLMProtocol(OpenAIProtocol):
     """vLLM in its development mode."""
+
+    loads_weights = True
 
     @override
     async def check_reloadable(self, call: Call, model: Any) -> None:
@@ -146,6 +151,7 @@ class SGLangProtocol(OpenAIProtocol):
     """SGLang's own protocol. Each piece of its streams has the new tokens, or all of them so far."""
 
     path = "/generate"
+    loads_weights = True
 
     @override
     def request_body(self, model: str, request: GenerateRequest, sampled: list[int], weights_id: str) -> dict[str, Any]:
@@ -197,8 +203,12 @@ class SGLangProtocol(OpenAIProtocol):
         return str((await call("GET", "/get_model_info"))["weight_version"])
 
 
-SERVER_PROTOCOLS: dict[str, type[OpenAIProtocol]] = {
-    "openai": OpenAIProtocol,
-    "vllm": VLLMProtocol,
-    "sglang": SGLangProtocol,
-}
+SERVER_PROTOCOLS = Registry(
+    "flavour of servers",
+    {
+        "openai": "antiphon.engines.server_protocols:OpenAIProtocol",
+        "vllm": "antiphon.engines.server_protocols:VLLMProtocol",
+        "sglang": "antiphon.engines.server_protocols:SGLangProtocol",
+    },
+    group="antiphon.server_protocols",
+)

@@ -9,7 +9,7 @@ import traceback
 from typing import NamedTuple
 
 from antiphon.core.errors import REFUSALS, RequestError, UnsupportedError, WeightsError, WorkerDiedError
-from antiphon.core.types import ROUTED_EXPERTS, GenerateRequest, OnUpdate, WeightsUpdate
+from antiphon.core.types import MIXED_CACHE, ROUTED_EXPERTS, GenerateRequest, OnUpdate, WeightsUpdate
 from antiphon.core.workers import Worker
 from antiphon.engines.base import ENGINES, OpenEngine
 from antiphon.engines.config import EngineKind
@@ -41,7 +41,9 @@ class EngineWorker(Worker):
         """
         open_engine: OpenEngine = ENGINES.resolve(kind, key)
         self.core = open_engine(model, config, CHANNELS.resolve(channel).receive)
-        self._records_experts = config.routed_experts
+        self._required = {MIXED_CACHE: key}  # stream that every token has -> key for the error if not
+        if config.routed_experts:
+            self._required[ROUTED_EXPERTS] = "engine.routed_experts"
         self._load_calls = 0
         self._core_loads = self.core.loads
         self._loaded = self._announced = WeightsLoaded(self.core.version, 0)
@@ -71,7 +73,13 @@ class EngineWorker(Worker):
     def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
         """Load new weights; a `WeightsLoaded` event follows when they are in use."""
         self._load_calls += 1
-        self.core.load(update, mode)
+        try:
+            self.core.load(update, mode)
+        except UnsupportedError as error:
+            if error.key:
+                raise
+            kind = type(self.core).__name__
+            raise UnsupportedError(f"{kind}: {error}", key="rollout.on_update", value=str(mode)) from error
         self._note_loads()
 
     def sleep(self) -> None:
@@ -109,8 +117,11 @@ class EngineWorker(Worker):
             deltas = self.core.step()
         except WeightsError as error:  # of a load that waited for requests to end
             raise WorkerDiedError(f"an engine could not load weights: {error}") from error
-        if self._records_experts and any(len(each.tokens) and ROUTED_EXPERTS not in each.streams for each in deltas):
-            raise UnsupportedError("engine.routed_experts: the engine does not record the experts of its tokens")
+        for delta in deltas:
+            for spec, key in self._required.items() if len(delta.tokens) else ():
+                if spec not in delta.streams:
+                    name = f"{type(self.core).__module__}:{type(self.core).__qualname__}"
+                    raise UnsupportedError(f"{name} returns tokens without the stream {spec.name!r}", key=key)
         return deltas
 
     def _note_loads(self) -> None:

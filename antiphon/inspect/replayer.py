@@ -22,6 +22,7 @@ from antiphon.core.types import (
     Trajectory,
 )
 from antiphon.inspect.recorded_lineage import Arrival, Publication, RecordedLineage, ReplayMismatchError, StepBegin
+from antiphon.inspect.samples import find_tokenizer
 from antiphon.learning.learner import Learner, ModelRoles
 from antiphon.record import safe_files
 from antiphon.record.checkpoint import checkpoint_name, read_state
@@ -36,6 +37,7 @@ from antiphon.run.config import RunConfig
 from antiphon.run.launch.models import make_step_pipeline
 from antiphon.run.supervision import run_supervised
 from antiphon.tasks.mixture import Mixture
+from antiphon.tasks.rendering import Renderer
 from antiphon.weights.base import TransferContext
 
 ROUNDS = 12  # of the event loop, after which every task waits for a recorded event
@@ -110,7 +112,14 @@ class Replayer:
         self._is_training = False  # the learner has the weights of the run
         self._trainers = [_RecordedTrainer() for _ in range(1 + (config.critic.count if config.critic else 0))]
         reference, teachers = (models.reference, models.teachers) if models else (None, [])
-        self._pipeline = make_step_pipeline(config, self._trainers[0], reference, self._trainers[1:], teachers)
+        self._pipeline = make_step_pipeline(
+            config,
+            self._trainers[0],
+            reference,
+            self._trainers[1:],
+            teachers,
+            open_renderer=lambda: Renderer(find_tokenizer(reader.directory)),
+        )
         self._mixture = Mixture.load(config.tasks, config.seed)
         self._initial_state = self._mixture.state()
 

@@ -6,11 +6,10 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from antiphon.core.errors import RecordError
+from antiphon.core.token_texts import split_tokens
 from antiphon.inspect.samples import find_tokenizer
 from antiphon.record import safe_files
 
-UNKNOWN = "\ufffd"  # the first bytes of a character are decoded to it
-LONGEST_CHARACTER = 8  # tokens; a longer run of undecodable tokens is shown as it is
 MOST_BYTES = 256 << 20  # of a tokenizer
 
 
@@ -34,22 +33,8 @@ class TokenTexts:
         return str(self._tokenizer.decode(_positive(tokens), skip_special_tokens=True))
 
     def split(self, tokens: Sequence[int]) -> list[str]:
-        """Return the text that each token adds, special tokens included.
-
-        Of tokens that only together are a character, the last one has it and the others are empty.
-        """
-        ids, texts, begin, end = _positive(tokens), [], 0, 0
-        for place in range(1, len(ids) + 1):
-            before, now = self._decode(ids[begin:end]), self._decode(ids[begin:place])
-            if now.endswith(UNKNOWN) and place < len(ids) and place - end < LONGEST_CHARACTER:
-                texts.append("")
-                continue
-            texts.append(now[len(before) :])
-            begin, end = end, place
-        return texts
-
-    def _decode(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
+        """Return the text that each token adds, special tokens included; see `split_tokens`."""
+        return split_tokens(lambda ids: str(self._tokenizer.decode(ids, skip_special_tokens=False)), _positive(tokens))
 
 
 def _positive(tokens: Sequence[int]) -> list[int]:

@@ -6,7 +6,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from numpy.typing import NDArray
 
@@ -15,7 +15,7 @@ from antiphon.algorithms.declarations import Declaration
 from antiphon.algorithms.registry import resolve_streams
 from antiphon.algorithms.rewards import AlgorithmState
 from antiphon.algorithms.trajectories import Arrays, Samples
-from antiphon.core.errors import ConfigError
+from antiphon.core.errors import ConfigError, StateError
 from antiphon.core.types import (
     LEARNER_STREAMS,
     PROXIMAL_LOGPROBS,
@@ -30,6 +30,9 @@ from antiphon.learning.batch import digest_batches, make_samples, summarize_cred
 from antiphon.learning.config import CriticConfig, LearnerConfig, TeacherConfig
 from antiphon.learning.learner import Predictor, Trainer
 from antiphon.learning.roles import Role
+
+if TYPE_CHECKING:  # it imports transformers, for which reading a configuration does not wait
+    from antiphon.tasks.rendering import Renderer
 
 T = TypeVar("T")
 
@@ -65,6 +68,7 @@ class StepPipeline:
         estimate_advantages: The advantage function of the algorithm.
         loss: What the loss function of the algorithm declares.
         max_tokens: Token limit of one completion.
+        open_renderer: Returns the tokenizer of the model, the same one each time.
         roles: The user's own roles, by name.
         algorithm_state: Running moments and adapted coefficients; part of a checkpoint.
     """
@@ -81,6 +85,7 @@ class StepPipeline:
     loss: Declaration
     stages: Sequence["Stage"]
     max_tokens: int
+    open_renderer: "Callable[[], Renderer] | None" = None
     roles: Mapping[str, Role] = field(default_factory=dict)
     algorithm_state: AlgorithmState = field(default_factory=AlgorithmState)
 
@@ -137,6 +142,18 @@ class Step:
     def roles(self) -> Mapping[str, Role]:
         """The user's own roles, by name (`learning/roles.py`)."""
         return self.pipeline.roles
+
+    @property
+    def renderer(self) -> "Renderer":
+        """Tokenizer and chat template of the model: `decode` returns the text of tokens, `split` that of each token.
+
+        Raises:
+            StateError: The run is simulated and has no model.
+            RecordError: The step is replayed, and its run holds no tokenizer.
+        """
+        if self.pipeline.open_renderer is None:
+            raise StateError("this step has no model directory, and so no tokenizer")
+        return self.pipeline.open_renderer()
 
     @property
     def flat(self) -> list[Sample]:

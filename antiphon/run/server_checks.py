@@ -3,7 +3,7 @@
 from antiphon.core.config import read_secret
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import OnUpdate
-from antiphon.engines.config import LOADABLE_FLAVOURS
+from antiphon.engines.server_protocols import SERVER_PROTOCOLS
 from antiphon.run.config import RunConfig
 from antiphon.run.config_checks.common import iterate_engines
 
@@ -19,11 +19,15 @@ def check_servers(config: RunConfig) -> None:
             continue
         if servers.key:
             read_secret(servers.key)
-        if servers.flavour not in LOADABLE_FLAVOURS:
+        key = f"{at}.options.flavour"
+        if not SERVER_PROTOCOLS.resolve(servers.flavour, key).loads_weights:
+            able = [name for name in sorted(SERVER_PROTOCOLS.built_in) if SERVER_PROTOCOLS.resolve(name).loads_weights]
             raise ConfigError(
                 f"a server of flavour {servers.flavour!r} cannot be given weights, and is for "
-                f"`antiphon eval` only; those that can are {', '.join(sorted(LOADABLE_FLAVOURS))}",
-                key=f"{at}.options.flavour",
+                f"`antiphon eval` only; those that can are {', '.join(able)}",
+                key=key,
+                value=servers.flavour,
+                valid=able,
             )
         if config.rollout.on_update is OnUpdate.KEEP:
             raise ConfigError(

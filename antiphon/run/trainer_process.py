@@ -44,5 +44,7 @@ class TrainerProcess(AsyncWorker):
             models, workers = await start_models(context, self._model)
             fetch = PayloadReader(self._record.directory.rollouts).fetch
             roles = {name: partial(self._ask, name) for name in config.roles}
-            training = make_local_training(config, models, workers, fetch=fetch, record=self._record, roles=roles)
+            training = make_local_training(
+                config, models, workers, fetch=fetch, record=self._record, roles=roles, model=self._model
+            )
             await run_supervised([training.died()], partial(self._serve, handlers=handlers_of(training)))

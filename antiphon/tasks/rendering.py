@@ -10,6 +10,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast  # unlike AutoTokenizer, it leaves torch out of the controller
 
 from antiphon.core.errors import DataError
+from antiphon.core.token_texts import split_tokens
 from antiphon.core.types import IntArray, Message, Prompt
 
 CACHED_TEXTS = 256  # siblings of a group tokenize the same prompt one after the other
@@ -108,6 +109,12 @@ class Renderer:
     def decode(self, tokens: IntArray) -> str:
         """Return the text of tokens, without special tokens."""
         return cast(str, self._tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
+
+    def split(self, tokens: IntArray) -> list[str]:
+        """Return the text that each token adds, special tokens included; see `split_tokens`."""
+        return split_tokens(
+            lambda ids: cast(str, self._tokenizer.decode(ids, skip_special_tokens=False)), tokens.tolist()
+        )
 
     def _render(self, messages: Sequence[Message], tools: Tools) -> str:
         plain = [_template_message(message) for message in messages]

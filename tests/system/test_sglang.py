@@ -54,10 +54,14 @@ def test_run_begins_with_one_server_and_the_other_joins(project, wide_model, ser
 
 
 def test_a_pool_of_two_kinds(project, wide_model, servers):
-    """A native engine and a server, each with settings of its own: both are given weights, both sample for the learner."""
+    """A native engine and a server, each with settings of its own: both are given weights, both sample for the learner. The
+    protocol of the server is a class of the user's."""
+    (project.folder / "own_protocol.py").write_text(
+        "from antiphon.engines.server_protocols import SGLangProtocol\n\n\nclass Own(SGLangProtocol):\n    pass\n"
+    )
     server = {
         "kind": "server",
-        "options": {"urls": [servers[0].url], "flavour": "sglang"},
+        "options": {"urls": [servers[0].url], "flavour": "own_protocol:Own"},
         "slots": 4,
         "max_length": 256,
     }

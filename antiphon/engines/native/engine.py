@@ -6,7 +6,7 @@ between two steps.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from antiphon.core.types import (
     GenerateRequest,
     OnUpdate,
     Streams,
+    StreamSpec,
     WeightsUpdate,
 )
 from antiphon.engines.config import EngineKind
@@ -212,9 +213,21 @@ class NativeEngine:
             return []
         if plan.followers:
             logits = logits[torch.from_numpy(rows).to(logits.device)]
-        return self._append_tokens(
-            slots, *sample(logits, self._sampling_params(slots)), None if experts is None else experts[rows]
-        )
+        streams = {} if experts is None else {ROUTED_EXPERTS: experts[rows]}
+        streams |= self.compute_streams(logits, slots)
+        return self._append_tokens(slots, *sample(logits, self._sampling_params(slots)), streams)
+
+    def compute_streams(self, logits: Tensor, slots: Indices) -> dict[StreamSpec, NDArray[Any]]:
+        """Return streams of your own for the tokens that are about to be sampled; a subclass overrides this.
+
+        Args:
+            logits: Logits [R, V] that the tokens are sampled from, before temperature.
+            slots: Slot [R] of each sequence.
+
+        Returns:
+            Array [R, …] of each stream; the same streams at every call.
+        """
+        return {}
 
     def _forward(self, plan: Plan, cache: KVCache) -> tuple[Tensor, NDArray[np.int16] | None]:
         """Run the model on the plan's tokens.
@@ -259,7 +272,11 @@ class NativeEngine:
         )
 
     def _append_tokens(
-        self, slots: Indices, tokens: NDArray[np.int64], logprobs: Floats, experts: NDArray[np.int16] | None
+        self,
+        slots: Indices,
+        tokens: NDArray[np.int64],
+        logprobs: Floats,
+        computed: Mapping[StreamSpec, NDArray[Any]],
     ) -> list[Delta]:
         """Append one token to each of `slots` [R]; free the slots whose sequence has ended. Return the deltas."""
         table = self._table
@@ -271,8 +288,8 @@ class NativeEngine:
         reasons = finish_reasons(ended, table.length[slots], table.limit[slots])
         drawn, versions = tokens.astype(np.int32), np.full(len(slots), self.version, np.int32)
         streams = [_FLAGS[mixed] for mixed in (table.weights_id[slots] == MIXED).tolist()]
-        if experts is not None:
-            streams = [flags.with_stream(ROUTED_EXPERTS, experts[i : i + 1]) for i, flags in enumerate(streams)]
+        for spec, rows in computed.items():
+            streams = [others.with_stream(spec, rows[i : i + 1]) for i, others in enumerate(streams)]
         deltas = [
             Delta(
                 request=table.requests[slot].id,

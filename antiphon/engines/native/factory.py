@@ -9,9 +9,18 @@ from antiphon.engines.native.engine import NativeEngine
 from antiphon.engines.stops import read_decoder
 
 
-def open_engine(model: str, config: EngineKind, receive: Receive) -> NativeEngine:
-    """Return the engine for the model in a directory, with its tokenizer for stop strings."""
+def open_engine(
+    model: str, config: EngineKind, receive: Receive, *, kind: type[NativeEngine] = NativeEngine
+) -> NativeEngine:
+    """Return the engine for the model in a directory, with its tokenizer for stop strings.
+
+    Args:
+        model: The directory.
+        config: The engine's part of the configuration.
+        receive: Yields the tensors of new weights.
+        kind: Class of the engine: a subclass for an engine of your own.
+    """
     if config.options:
         raise ConfigError(f"engine.options: the native engine has none, and was given {', '.join(config.options)}")
     torch.set_num_threads(config.threads)
-    return NativeEngine(model, config, receive=receive, tokenizer=read_decoder(model))
+    return kind(model, config, receive=receive, tokenizer=read_decoder(model))

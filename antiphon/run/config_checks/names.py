@@ -9,6 +9,7 @@ from antiphon.cluster.base import CLUSTERS
 from antiphon.core.registry import Registry
 from antiphon.engines.base import ENGINES
 from antiphon.engines.config import SERVER_KINDS
+from antiphon.engines.server_protocols import SERVER_PROTOCOLS
 from antiphon.learning.learner import LEARNERS
 from antiphon.learning.stages import STAGES
 from antiphon.rollout.filters import FILTERS
@@ -49,6 +50,8 @@ def iterate_names(config: "RunConfig") -> Iterator[tuple[Registry, str, str]]:
     yield LOSSES, config.algorithm.loss, "algorithm.loss"
     for at, engine in iterate_engines(config):
         yield ENGINE_KINDS, engine.kind, f"{at}.kind"
+        if (servers := engine.server_options) is not None:
+            yield SERVER_PROTOCOLS, servers.flavour, f"{at}.options.flavour"
     yield LEARNERS, config.learner.kind, "learner.kind"
     yield CLUSTERS, config.cluster.kind, "cluster.kind"
     yield CHANNELS, config.weights.channel, "weights.channel"

@@ -1,9 +1,9 @@
 """Starting the models that a run trains and asks."""
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from antiphon.run.launch.model_checks import check_model, check_tokenizers
 from antiphon.run.launch.model_directory import model_directory
 from antiphon.run.model_files import model_shape
 from antiphon.run.waits import RunWaits
+from antiphon.tasks.rendering import Renderer
 
 TRAINER, TRAINER_WORKER = "trainer", "antiphon.run.trainer_process:TrainerProcess"
 
@@ -48,8 +49,13 @@ def make_step_pipeline(
     critics: Sequence[Trainer] = (),
     teachers: Sequence[Predictor] = (),
     roles: Mapping[str, Ask] | None = None,
+    *,
+    open_renderer: Callable[[], Renderer] | None = None,
 ) -> StepPipeline:
-    """Return the stages of a training step, which turn groups into updates of learner and critics."""
+    """Return the stages of a training step, which turn groups into updates of learner and critics.
+
+    `open_renderer` returns the policy's tokenizer; it is called when a stage first needs it.
+    """
     return StepPipeline(
         learner=learner,
         reference=reference,
@@ -63,6 +69,7 @@ def make_step_pipeline(
         loss=declaration_of(resolve_loss(config.algorithm)),
         stages=resolve_stages(config.learner),
         max_tokens=config.rollout.sampling.max_tokens,
+        open_renderer=open_renderer and lru_cache(maxsize=1)(open_renderer),
         roles={name: Role(name, ask) for name, ask in (roles or {}).items()},
     )
 
@@ -76,12 +83,22 @@ def make_local_training(
     fetch: Fetch = identity,
     record: RunLineage | None = None,
     roles: Mapping[str, Ask] | None = None,
+    model: Path | None = None,
 ) -> LocalTraining:
     """Return a backend that trains `models`.
 
-    It records tokens in `record`, and its stages ask `roles`; see `LocalTraining` for the other arguments.
+    It records tokens in `record`, and its stages ask `roles` and read texts with the tokenizer in the directory `model`; see
+    `LocalTraining` for the other arguments.
     """
-    pipeline = make_step_pipeline(config, models.learner, models.reference, models.critics, models.teachers, roles)
+    pipeline = make_step_pipeline(
+        config,
+        models.learner,
+        models.reference,
+        models.critics,
+        models.teachers,
+        roles,
+        open_renderer=partial(Renderer, model) if model else None,
+    )
     if (names := tuple(dict.fromkeys(config.record.token_stats))) and record is not None:
         run = record.directory.path
         recorder = TokenRecorder(names=names, learner=models.learner, run=run, lineage=record.lineage)
@@ -95,7 +112,9 @@ async def start_training(context: LaunchContext, model: Path, record: RunLineage
     if context.config.rollout.workers:
         return await _start_trainer(context, model, record, wait)
     models, workers = await start_models(context, model)
-    return make_local_training(context.config, models, workers, wait=wait, record=record, roles=context.roles)
+    return make_local_training(
+        context.config, models, workers, wait=wait, record=record, roles=context.roles, model=model
+    )
 
 
 async def _start_trainer(context: LaunchContext, model: Path, record: RunLineage, wait: Wait) -> RemoteTrainer:

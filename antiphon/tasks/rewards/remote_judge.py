@@ -14,7 +14,7 @@ import msgspec
 from antiphon.core.config import read_secret
 from antiphon.core.errors import BudgetError, ConfigError, RecordError
 from antiphon.core.types import Message
-from antiphon.engines.openai import ChatRequestError, OpenAIChatClient
+from antiphon.engines.chat_client import ChatRequestError, OpenAIChatClient
 from antiphon.record.run_dir import write_json
 from antiphon.tasks.base import UnreachableError
 from antiphon.tasks.rewards.judge_options import remote_judge_key

@@ -106,7 +106,7 @@ def test_engine_that_must_record_experts_and_does_not_ends():
     ],
 )
 def test_logprobs_that_a_server_omits_are_nan(flavour, told):
-    protocol = SERVER_PROTOCOLS[flavour]("http://server")
+    protocol = SERVER_PROTOCOLS.resolve(flavour)("http://server")
     choice = {"token_ids": [5, 6], "logprobs": told, "finish_reason": None}
     about = {"output_token_logprobs": [[-0.5, 5], [None, 6]], "completion_tokens": 2, "finish_reason": None}
     piece = protocol.parse_chunk({"meta_info": about} if flavour == "sglang" else {"choices": [choice]}, 0)

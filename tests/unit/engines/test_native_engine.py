@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from antiphon.core.errors import RequestError, StateError, UnsupportedError, WeightsError
-from antiphon.core.types import FinishReason, GenerateRequest, OnUpdate, Sampling, WeightsUpdate
+from antiphon.core.types import FinishReason, GenerateRequest, OnUpdate, Sampling, Streams, StreamSpec, WeightsUpdate
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.engine import NativeEngine
 from antiphon.engines.native.weights import copy_weights
@@ -172,6 +172,39 @@ def test_sample_depends_on_neither_batch_nor_engine() -> None:
     again.add("r", prompt(0, 9) + alone.tokens("r")[:8], max_tokens=12, seed=7)
     again.run()
     assert again.tokens("r") == alone.tokens("r")[8:]
+
+
+# --- streams of one's own ----------------------------------------------------------------------------------------------
+
+ENTROPY = StreamSpec("entropy", producer="engine")
+PLACE = StreamSpec("place", dtype="int32", shape=(1,), producer="engine")
+
+
+class WithEntropy(NativeEngine):
+    """The entropy of the distribution that each token is drawn from, and how many tokens came before it."""
+
+    def compute_streams(self, logits, slots):
+        logprobs = logits.log_softmax(-1)
+        entropy = -(logprobs.exp() * logprobs).sum(-1)
+        return {ENTROPY: entropy.float().numpy(), PLACE: self._table.length[slots].astype(np.int32)[:, None]}
+
+
+def test_streams_of_a_subclass_belong_to_their_tokens() -> None:
+    """Prompts that share a prefix, prompts read in pieces, siblings that are read once, more requests than slots."""
+    host = make_host(slots=3, prefill_tokens=7)
+    host.engine = WithEntropy(host.model, host.config, receive=host._receive)
+    for i in range(6):
+        host.add(f"r{i}", prompt(i // 2, 5 + 6 * (i // 2)), max_tokens=4 + i, seed=i)
+        host.step(i % 2)
+    host.run()
+    for name, request in host.requests.items():
+        tokens = [*request.tokens.tolist(), *host.tokens(name)]
+        streams = Streams.join([delta.streams for delta in host.deltas[name]])
+        assert streams[PLACE][:, 0].tolist() == list(range(len(request.tokens), len(tokens)))
+        with torch.no_grad():
+            logits = host.reference(torch.tensor([tokens])).logits[0, len(request.tokens) - 1 : -1]
+        expected = torch.distributions.Categorical(logits=logits).entropy()
+        np.testing.assert_allclose(streams[ENTROPY], expected, atol=1e-4)
 
 
 # --- ends --------------------------------------------------------------------------------------------------------------

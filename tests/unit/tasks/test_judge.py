@@ -32,7 +32,7 @@ def address() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("antiphon.engines.openai.PAUSE", 0.02)
+    monkeypatch.setattr("antiphon.engines.chat_client.PAUSE", 0.02)
 
 
 def judged(address: str, *responses: str, deadline: float = 20.0, asked: str = "Why?", **options: Any) -> list[Score]:

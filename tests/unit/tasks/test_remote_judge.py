@@ -31,7 +31,7 @@ def address():
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr("antiphon.engines.openai.PAUSE", 0.02)
+    monkeypatch.setattr("antiphon.engines.chat_client.PAUSE", 0.02)
 
 
 def question(text):
