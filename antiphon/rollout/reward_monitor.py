@@ -26,6 +26,7 @@ from antiphon.core.types import (
     TrajectoryMeta,
 )
 from antiphon.record.alarm_thresholds import FLAG_THRESHOLD, THRESHOLDS, exceeds_threshold
+from antiphon.record.metric_descriptions import METRICS
 from antiphon.tasks.base import FLAG_PREFIX
 
 WINDOW = 512  # newest responses of a task that are kept
@@ -47,7 +48,9 @@ class Alarm(NamedTuple):
     threshold: float
 
     def __str__(self) -> str:
-        return f"task {self.task}: {self.name} is {self.value:.2f}, more than {self.threshold:g} (docs/integrity.md)"
+        measure = METRICS.get(f"watch/<task>/{self.name}", METRICS["watch/<task>/<flag>"]).rstrip(".")
+        limit = f"{self.value:.2f}, beyond {self.threshold:g}"
+        return f"task {self.task}, {self.name}: {measure[0].lower()}{measure[1:]} is {limit} (docs/integrity.md)"
 
 
 class ResponseRecord(NamedTuple):

@@ -1,30 +1,22 @@
-"""A stream that an engine of the user's computes, and one that a stage makes of it and of the text of each token."""
+"""A stream that an engine of the user's computes, the one of the page on engines, and one that a stage makes of texts."""
 
+import re
 import textwrap
+from pathlib import Path
 
 import pytest
 
+PAGE = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
 CODE = """
     import numpy as np
 
     from antiphon.algorithms.declarations import loss, stage
     from antiphon.core.types import StreamSpec
-    from antiphon.engines.native.engine import NativeEngine
-    from antiphon.engines.native.factory import open_engine
     from antiphon.learning.step import by_key
 
-    ENTROPY = StreamSpec("entropy", producer="engine")
+    from my_engine import ENTROPY
+
     LETTERS = StreamSpec("letters")
-
-
-    class EntropyEngine(NativeEngine):
-        def compute_streams(self, logits, slots):
-            logprobs = logits.log_softmax(-1)
-            return {ENTROPY: -(logprobs.exp() * logprobs).sum(-1).float().numpy()}
-
-
-    def open_entropy(model, config, receive):
-        return open_engine(model, config, receive, kind=EntropyEngine)
 
 
     @stage(needs=[ENTROPY], produces=[LETTERS])
@@ -47,9 +39,11 @@ CODE = """
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_streams_of_an_engine_and_of_texts_reach_the_loss(project, workers):
+    (engine,) = re.findall(r"```python\n# my_engine.py\n(.*?)```", PAGE, re.DOTALL)
+    (project.folder / "my_engine.py").write_text(engine)
     (project.folder / "own_parts.py").write_text(textwrap.dedent(CODE))
     path = project.config(
-        engine={"kind": "own_parts:open_entropy"},
+        engine={"kind": "my_engine:open_entropy"},
         algorithm={"loss": "own_parts:weighted"},
         learner={
             "stages": ["annotate", "own_parts:count_letters", "rewards", "advantages", "update_critics", "update_actor"]

@@ -1,5 +1,7 @@
 """Filters of groups: those of tasks before the run's own, and errors that name what to look at."""
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -34,6 +36,23 @@ def test_groups_pass_the_range_of_their_task_and_the_filter():
     assert keep(group(0.0, 0.5)) and keep(group(0.2, 0.6, 0.7, 0.9)), "bounds are allowed"
     assert not keep(group(0.0, 0.1)) and not keep(group(0.9, 1.0)) and not keep(group(0.5, 0.5))
     assert keep(group(0.9, 1.0, of="free")) and not keep(group(1.0, 1.0, of="free"))
+
+
+def test_filter_of_the_guide_keeps_what_it_says():
+    guide = (Path(__file__).parents[3] / "docs" / "guides" / "filter.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    names = {}
+    exec(code, names)
+    keep = names["short_and_mixed"]
+
+    def with_lengths(given, *lengths):
+        for sibling, length in zip(given.trajectories, lengths, strict=True):
+            sibling.meta.completion_tokens = length
+        return given
+
+    assert keep(with_lengths(group(0.0, 1.0), 150, 250))
+    assert not keep(with_lengths(group(0.0, 1.0), 151, 250))
+    assert not keep(with_lengths(group(1.0, 1.0), 1, 2))
 
 
 def test_without_filter_and_ranges_all_groups_are_kept():

@@ -213,7 +213,7 @@ def test_what_is_planted_is_found_and_nothing_else(plant: Plant, names: set[str]
     metrics, alarms = watch.check()
     assert {alarm.name for alarm in alarms} == names
     assert metrics["reward/alarms"] == len(names) and metrics["reward/ungraded"] == 0.0
-    assert all("task t: " in str(alarm) for alarm in alarms)
+    assert all(f"task t, {alarm.name}: " in str(alarm) for alarm in alarms)
 
 
 def lengths(pays_each_reply: bool) -> set[str]:
