@@ -6,6 +6,8 @@ a message for each token would cost more than the token of a small model.
 
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from antiphon.core.errors import REFUSALS, RequestError, UnsupportedError, WeightsError, WorkerDiedError
@@ -73,14 +75,20 @@ class EngineWorker(Worker):
     def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
         """Load new weights; a `WeightsLoaded` event follows when they are in use."""
         self._load_calls += 1
-        try:
+        with self._name_mode(mode):
             self.core.load(update, mode)
+        self._note_loads()
+
+    @contextmanager
+    def _name_mode(self, mode: OnUpdate) -> Iterator[None]:
+        """Name the setting in an engine's refusal of a mode."""
+        try:
+            yield
         except UnsupportedError as error:
             if error.key:
                 raise
-            kind = type(self.core).__name__
-            raise UnsupportedError(f"{kind}: {error}", key="rollout.on_update", value=str(mode)) from error
-        self._note_loads()
+            message = f"{type(self.core).__name__}: {error}"
+            raise UnsupportedError(message, key="rollout.on_update", value=str(mode)) from error
 
     def sleep(self) -> None:
         """Leave the device."""

@@ -1,7 +1,7 @@
 """The commands that run a configuration from its beginning to its end: train, sft and eval."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -120,14 +120,12 @@ async def _run_once(config: RunConfig, overwrite: bool, main: Main, resume: bool
         summary = await main(run)
         before, after = summary["accuracy_before"], summary["accuracy_after"]
         demanded, record = config.evaluation.minimum_accuracy, run.parts.record
-        accuracy = ""
+        told = _describe_drops(run)
         if after is not None:
             how = f"at temperature {summary['evaluation']['temperature']:g}"
-            accuracy = "" if before is None else f"{before:.3f} before, "
-            accuracy = f"held-out accuracy {accuracy}{after:.3f} after, {how}; "
-        for line in _describe_drops(run, record.directory.path):
-            record.view.message(line)
-        record.view.message(f"{accuracy}{summary['train_seconds']:.0f} s of training; {record.directory.path}")
+            earlier = "" if before is None else f"{before:.3f} before, "
+            told += f"held-out accuracy {earlier}{after:.3f} after, {how}; "
+        record.view.message(f"{told}{summary['train_seconds']:.0f} s of training; {record.directory.path}")
         if summary["stopped_early"]:
             return INTERRUPTED
         if demanded and after < demanded:
@@ -136,17 +134,21 @@ async def _run_once(config: RunConfig, overwrite: bool, main: Main, resume: bool
     return 0
 
 
-def _describe_drops(run: Run, directory: Path) -> Iterator[str]:
-    """Yield how many attempts were dropped, if any were before the run was over, and which tasks gave nothing to train on."""
+def _describe_drops(run: Run) -> str:
+    """Return a line on attempts that were dropped before the run was over, and one on tasks that gave nothing to train on."""
     if run.scheduler is None:
-        return
+        return ""
+    lines = []
     ended, expected = run.scheduler.admission.ended, (AttemptStatus.TRAINED, AttemptStatus.CANCELLED)
     if counts := [f"{number:,} {status}" for status, number in ended.items() if status not in expected and number]:
         counts.insert(0, f"{ended[AttemptStatus.TRAINED]:,} trained")
-        cause = f"`antiphon samples {directory} --status STATUS` shows them, `antiphon why` the cause"
-        yield f"attempts: {', '.join(counts)}; {cause}"
+        cause = (
+            f"`antiphon samples {run.parts.record.directory.path} --status STATUS` shows them, `antiphon why` the cause"
+        )
+        lines.append(f"attempts: {', '.join(counts)}; {cause}\n")
     if tasks := run.scheduler.bias_meter.list_untrained_tasks():
-        yield f"never trained on, though attempted: {', '.join(tasks)}"
+        lines.append(f"never trained on, though attempted: {', '.join(tasks)}\n")
+    return "".join(lines)
 
 
 @asynccontextmanager

@@ -40,6 +40,8 @@ from antiphon.engines.request_checks import validate_request
 from antiphon.engines.request_queue import Continuation, RequestQueue
 from antiphon.engines.stops import Decoder, StopRule, finish_reasons
 
+ArrayOf = Mapping[StreamSpec, NDArray[Any]]  # stream -> its rows [R, …]
+
 _FLAGS = [Streams({MIXED_CACHE: np.array([mixed])}) for mixed in (False, True)]  # of one token
 
 
@@ -213,11 +215,11 @@ class NativeEngine:
             return []
         if plan.followers:
             logits = logits[torch.from_numpy(rows).to(logits.device)]
-        streams = {} if experts is None else {ROUTED_EXPERTS: experts[rows]}
-        streams |= self.compute_streams(logits, slots)
-        return self._append_tokens(slots, *sample(logits, self._sampling_params(slots)), streams)
+        computed = {} if experts is None else {ROUTED_EXPERTS: experts[rows]}
+        computed.update(self.compute_streams(logits, slots))
+        return self._append_tokens(slots, *sample(logits, self._sampling_params(slots)), computed)
 
-    def compute_streams(self, logits: Tensor, slots: Indices) -> dict[StreamSpec, NDArray[Any]]:
+    def compute_streams(self, logits: Tensor, slots: Indices) -> ArrayOf:
         """Return streams of your own for the tokens that are about to be sampled; a subclass overrides this.
 
         Args:
@@ -272,11 +274,7 @@ class NativeEngine:
         )
 
     def _append_tokens(
-        self,
-        slots: Indices,
-        tokens: NDArray[np.int64],
-        logprobs: Floats,
-        computed: Mapping[StreamSpec, NDArray[Any]],
+        self, slots: Indices, tokens: NDArray[np.int64], logprobs: Floats, computed: ArrayOf
     ) -> list[Delta]:
         """Append one token to each of `slots` [R]; free the slots whose sequence has ended. Return the deltas."""
         table = self._table

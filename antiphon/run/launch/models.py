@@ -49,13 +49,9 @@ def make_step_pipeline(
     critics: Sequence[Trainer] = (),
     teachers: Sequence[Predictor] = (),
     roles: Mapping[str, Ask] | None = None,
-    *,
     open_renderer: Callable[[], Renderer] | None = None,
 ) -> StepPipeline:
-    """Return the stages of a training step, which turn groups into updates of learner and critics.
-
-    `open_renderer` returns the policy's tokenizer; it is called when a stage first needs it.
-    """
+    """Return the stages of a training step, which turn groups into updates of learner and critics."""
     return StepPipeline(
         learner=learner,
         reference=reference,
@@ -90,15 +86,8 @@ def make_local_training(
     It records tokens in `record`, and its stages ask `roles` and read texts with the tokenizer in the directory `model`; see
     `LocalTraining` for the other arguments.
     """
-    pipeline = make_step_pipeline(
-        config,
-        models.learner,
-        models.reference,
-        models.critics,
-        models.teachers,
-        roles,
-        open_renderer=partial(Renderer, model) if model else None,
-    )
+    others = models.reference, models.critics, models.teachers
+    pipeline = make_step_pipeline(config, models.learner, *others, roles, partial(Renderer, model) if model else None)
     if (names := tuple(dict.fromkeys(config.record.token_stats))) and record is not None:
         run = record.directory.path
         recorder = TokenRecorder(names=names, learner=models.learner, run=run, lineage=record.lineage)
@@ -111,10 +100,8 @@ async def start_training(context: LaunchContext, model: Path, record: RunLineage
     wait = partial(RunWaits(context.config, context.deadlines), name="step", on="the learner")
     if context.config.rollout.workers:
         return await _start_trainer(context, model, record, wait)
-    models, workers = await start_models(context, model)
-    return make_local_training(
-        context.config, models, workers, wait=wait, record=record, roles=context.roles, model=model
-    )
+    started = await start_models(context, model)
+    return make_local_training(context.config, *started, wait=wait, record=record, roles=context.roles, model=model)
 
 
 async def _start_trainer(context: LaunchContext, model: Path, record: RunLineage, wait: Wait) -> RemoteTrainer:
