@@ -31,13 +31,13 @@ check: $(VENV)/.installed-dev  ## lint, types, floors, figures, limits of the co
 test: check  ## what CI runs: check, whole runs, short parity and chaos
 	pytest -q $(TWO) -p no:randomly --durations=10 $(SUITES) tests/unit/cluster
 
-commands: $(VENV)/.installed-dev  ## what needs commands of the system: boxes by bubblewrap, containers by docker
+commands: $(VENV)/.installed-dev  ## tests that need system commands: sandboxes by bubblewrap, containers by docker
 	pytest -q $(TWO) -p no:randomly -m commands tests
 
 alone: $(VENV)/.installed-dev  ## each file of unit tests in a process of its own
 	printf '%s\n' $$(git ls-files 'tests/unit/**test_*.py') | xargs -P 2 -I {} sh -c 'pytest -q --no-header {} || exit 255'
 
-parity: $(VENV)/.installed-dev envs/learners/.installed  ## all that agrees with other implementations, every mesh and learner with one rank
+parity: $(VENV)/.installed-dev envs/learners/.installed  ## all comparisons with other implementations; every mesh and learner against one rank
 	pytest -q --long tests/parity
 	envs/learners/bin/python -m pytest -q --long tests/parity/test_deepspeed.py tests/parity/test_megatron.py
 
@@ -47,7 +47,7 @@ chaos: $(VENV)/.installed-dev  ## 60 kills of real processes at random, and 6 of
 browser: $(VENV)/.installed-dev  ## the dashboard in a chromium of the system
 	pytest -q -p no:randomly tests/browser
 
-gpu:  ## what needs a GPU, in parts, by PYTHON=... as it is: no network is needed; make gpu REHEARSE=1 runs it small anywhere
+gpu:  ## tests and benchmarks that need a GPU, in parts, with the packages of PYTHON=... and no network; REHEARSE=1 runs them small anywhere
 	$(PYTHON) benchmarks/gpu.py $(if $(REHEARSE),--rehearse)
 
 vendor:  ## install the third-party JavaScript of the dashboard and its tests by lock files and copy it; needs npm
@@ -56,14 +56,14 @@ vendor:  ## install the third-party JavaScript of the dashboard and its tests by
 	cp $(addprefix $(AXE)/node_modules/axe-core/,axe.min.js LICENSE) $(AXE)/axe-core
 	rm -r $(JS)/node_modules $(AXE)/node_modules
 
-vllm: $(VENV)/.installed-dev envs/vllm/.installed  ## what needs vLLM: contract and whole runs, on a CPU, in an environment of its own
+vllm: $(VENV)/.installed-dev envs/vllm/.installed  ## tests that need vLLM, on a CPU, in an environment of its own: the contract and whole runs
 	ANTIPHON_VLLM_PYTHON=$(CURDIR)/envs/vllm/bin/python pytest -q tests/system/engine_contract tests/system/test_vllm.py
 
 coverage: $(VENV)/.installed-dev  ## of the algorithms by their own tests
 	coverage run --source=antiphon/algorithms -m pytest -q tests/unit/algorithms tests/unit/learning/test_stages.py
 	coverage report
 
-mutation: $(VENV)/.installed-dev  ## do tests notice single faults? make mutation SEED=7 ROOM=record MUTANTS=50; goes on where it was stopped
+mutation: $(VENV)/.installed-dev  ## do tests notice single faults? make mutation SEED=7 ROOM=record MUTANTS=50; continues where it was stopped
 	python benchmarks/mutation.py --no-result --seed $(or $(SEED),0) --mutants $(or $(MUTANTS),150) $(if $(ROOM),--rooms $(ROOM))
 
 bench: $(VENV)/.installed-dev  ## make bench NAME=...: one benchmark, result under benchmarks/results
@@ -100,7 +100,7 @@ release-check: $(VENV)/.installed-dev  ## build sdist and wheel, use the wheel w
 bare:  ## make bare PART=demo AS=root|nobody: a target on a Debian with Python, make and pip alone; needs root and debootstrap
 	tools/bare.sh $(or $(PART),demo) $(or $(AS),root)
 
-release: check release-check  ## what a release needs beside: no result is older than what it measured
+release: check release-check  ## check, release-check, and that no result is older than the code it measured
 	python tools/figures.py --release
 
 unit: $(VENV)/.installed-dev

@@ -1,4 +1,4 @@
-"""All that needs a GPU, most valuable first, in parts that go on where they were stopped: for a machine lent for minutes.
+"""Tests and benchmarks that need a GPU, the most valuable first, in parts that continue where they were stopped.
 
     python benchmarks/gpu.py                    # on a machine with a GPU; no network is needed
     python benchmarks/gpu.py --rehearse         # every part small, on any machine: that it runs, and no measurement
@@ -6,8 +6,8 @@
 
 Each part is a command with a time limit, and the parts together have another (`--minutes`). What a part measures is written to
 `benchmarks/results/<device>/` when it ends, its output to `.gpu/<part>.log`, and how it ended to `.gpu/state.json`. A part that
-has passed with the sources as they are is not run again. One that needs a package that is not there is skipped by name.
-The first result, `gpu_tests`, counts the tests of `tests/gpu`.
+has passed with the current sources is not run again. A part whose package is not installed is skipped, and the message names
+it. The first result, `gpu_tests`, counts the tests of `tests/gpu`.
 """
 
 import argparse

@@ -7,7 +7,7 @@ graders, environments; another one, without a judge, has rollout workers and a t
 one role get a SIGKILL as phases begin: a step of an engine, a step of the learner, a publication, a checkpoint; by then all
 engines are there again. Recovery is the time from then to the end of the next training step that began after it; of the
 controller, which nobody restarts, the time of `--resume`, its start included, to that. Every life is audited, and what it
-leaves is gone on with by the next.
+leaves, the next resume continues from.
 """
 
 import argparse

@@ -109,8 +109,8 @@ class AlgorithmConfig(Config):
     kl: KlConfig = KlConfig()
     """KL divergence from the reference model."""
     streams: tuple[str, ...] = ()
-    """Streams that a loss or an advantage of your own reads and does not declare: names in `antiphon/core/types/streams.py`, or
-    package.module:attribute of a `StreamSpec` of your own. What your functions declare is added when the run starts.
+    """Streams that a loss or an advantage of your own reads without a declaration: names in `antiphon/core/types/streams.py`,
+    or package.module:attribute of a `StreamSpec` of your own. Declared streams are added when the run starts.
     """
 
     @model_validator(mode="before")

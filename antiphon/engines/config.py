@@ -50,7 +50,7 @@ class EngineKind(Config):
     max_length: Annotated[int, unit("tokens")] = Field(0, ge=0)
     """Longest prompt and completion together; 0 takes the model's own limit."""
     prefill_tokens: Annotated[int, unit("tokens")] = Field(512, gt=0)
-    """Most prompt tokens that one engine step reads, so that prefill never stalls decoding for long."""
+    """Maximum number of prompt tokens that one engine step reads, so that prefill does not delay decoding for long."""
     dtype: str = "float32"
     """Type of the engine's weights and computation, such as float32 or bfloat16."""
     device: str = "auto"

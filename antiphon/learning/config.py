@@ -223,7 +223,7 @@ class CheckpointConfig(Config):
     """Time limit in seconds, each, of the learner's part of a checkpoint, of writing the rest, and of reading one; when it
     passes, the run ends."""
     restarts: Annotated[int, unit("resumes")] = Field(1, ge=0)
-    """How often in a row a run that lost its learner is resumed without a new checkpoint in between."""
+    """How many times in a row a run that lost its learner is resumed from the same checkpoint."""
 
 
 class SftConfig(Config):

@@ -4,8 +4,9 @@
 writes `await step.roles["NAME"].call("method", argument)`. A plain method runs in a thread, one call at a time; an `async def`
 method runs beside others.
 
-A role whose object has methods `state() -> bytes` and `restore(bytes)` has one worker, and is part of each checkpoint. When it
-dies, the run goes on at its last checkpoint, as when a learner dies; any other worker is replaced.
+A role whose object has methods `state() -> bytes` and `restore(bytes)` has one worker, and its state is part of each
+checkpoint. If this worker dies, the run resumes from its last checkpoint, as when a learner dies. Workers of other roles are
+replaced.
 """
 
 import asyncio

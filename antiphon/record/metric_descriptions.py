@@ -35,7 +35,7 @@ METRICS: Mapping[str, str] = {
     "reward/ungraded": "Share of finished attempts of all tasks whose grader gave no verdict, in a moving window.",
     "reward/alarms": "Signals of reward hacking that are above their thresholds now.",
     "share/<task>": "Share of a task among the step's attempts, if there are several.",
-    "judge/requests": "Requests to judges behind an address since the run began, those included that were sent again.",
+    "judge/requests": "Requests to judges behind an address since the run began, including repeated ones.",
     "judge/retries": "Requests among them that were sent again.",
     "judge/cached": "Questions to these judges that were not sent, because an equal one had been.",
     "judge/tokens": "Tokens of the judges' questions and replies, as their servers count them.",

@@ -43,11 +43,12 @@ class EvaluationConfig(Config):
     every: Annotated[int, unit("training steps")] = Field(0, ge=0)
     """Steps between evaluations; 0 evaluates before and after only."""
     blocking: bool = False
-    """Training waits for each evaluation, all of which then measures one version. Otherwise evaluations run beside training,
-    and those before and after it alone measure one version. With `rollout.deterministic` training always waits."""
+    """Training waits for each evaluation, so that every evaluation measures a single version. Otherwise evaluations run beside
+    training, and only those before and after training measure a single version. With `rollout.deterministic`, training always
+    waits."""
     concurrency: Annotated[int, unit("attempts")] = Field(0, ge=0)
-    """Attempts of an evaluation that run at once beside training, before rollouts that wait; 0 is a quarter of all slots of the
-    engines."""
+    """Number of attempts of an evaluation that run at once beside training. Their requests precede those of waiting rollouts. 0
+    is a quarter of all slots of the engines."""
     samples: Annotated[int, unit("completions")] = Field(1, gt=0)
     """Completions a prompt, where a task has no number of its own."""
     temperature: Annotated[float, unit("factor")] | None = Field(None, ge=0.0)

@@ -1,9 +1,9 @@
 """Evaluations of a run's test prompts: between two steps, or beside training.
 
 Beside training, evaluations share the engines with rollouts: at most `evaluation.concurrency` attempts run at once, and their
-requests go before rollouts that wait. Engines go on loading what is published, so the samples of one evaluation may come from
-several versions: from the newest one when it began, to the newest one that sampled a token. Both are recorded. An engine that
-kept its version for an evaluation would be lost to training meanwhile, and a run with one engine has none to spare.
+requests precede those of waiting rollouts. Engines continue to load new versions, so the samples of one evaluation may come
+from several versions: from the newest one when it began, to the newest one that sampled a token. Both are recorded. No engine
+keeps its version for an evaluation, because it could not serve training meanwhile.
 """
 
 import asyncio

@@ -63,7 +63,7 @@ class GradingConfig(Config):
     workers: Annotated[int, unit("processes")] = Field(1, gt=0)
     """Processes that always run, on each node that `placement.reward` names."""
     max_workers: Annotated[int, unit("processes")] = Field(0, ge=0)
-    """Most processes on a node: one more starts each second that gradings queue; 0 means never more than `workers`."""
+    """Maximum number of processes on a node. One more starts after each second in which gradings queue; 0 is `workers`."""
     idle_seconds: Annotated[float, unit("seconds")] = Field(30.0, gt=0.0)
     """Idle time after which a process beyond `workers` ends."""
     concurrency: Annotated[int, unit("gradings")] = Field(64, gt=0)
@@ -95,7 +95,7 @@ class EnvironmentPoolConfig(Config):
     workers: Annotated[int, unit("processes")] = Field(1, gt=0)
     """Processes that always run, divided among the nodes that `placement.environment` names."""
     max_workers: Annotated[int, unit("processes")] = Field(0, ge=0)
-    """Most processes: another starts when all are full; 0 means never more than `workers`."""
+    """Maximum number of processes. Another one starts when all are full; 0 is `workers`."""
     environments: Annotated[int, unit("environments")] = Field(32, gt=0)
     """Environments in one process before another starts; with all processes started they share them."""
     idle_seconds: Annotated[float, unit("seconds")] = Field(30.0, gt=0.0)
@@ -145,7 +145,7 @@ class CheckConfig(Config):
     prompts: Annotated[int, unit("prompts")] = Field(2, ge=0)
     """Prompts of each task that rewards are checked on; 0 checks none."""
     seconds: Annotated[float, unit("seconds")] = Field(30.0, gt=0.0)
-    """Time limit; checks that are not done by then are skipped."""
+    """Time limit; checks that have not finished when it ends are skipped."""
 
 
 class JudgeConfig(Config):
@@ -154,13 +154,13 @@ class JudgeConfig(Config):
     path: str
     """A directory or Hugging Face id."""
     replicas: Annotated[int, unit("engines")] = Field(1, gt=0)
-    """Most engines that run it; they are configured by `engine`."""
+    """Maximum number of engines that run it; `engine` configures them."""
     minimum: Annotated[int, unit("engines")] = Field(0, ge=0)
     """Engines that always run; more, up to `replicas`, start while there are more requests than slots. 0 is all."""
     idle_seconds: Annotated[float, unit("seconds")] = Field(300.0, gt=0.0)
     """Idle time after which an engine beyond `minimum` ends."""
     max_tokens: Annotated[int, unit("tokens")] = Field(1024, gt=0)
-    """Most tokens of a reply."""
+    """Maximum number of tokens of a reply."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -213,7 +213,8 @@ class CurriculumConfig(Config):
     """Draws of prompts by their own solve rates, described in docs/guides/curriculum.md."""
 
     sweep: Annotated[int, unit("draws")] = Field(5, gt=0)
-    """Every draw of this number takes the next prompt of the usual order, so that no prompt is forgotten; 1 takes all so."""
+    """Every draw of this number takes the next prompt of the usual order, so that no prompt is forgotten; with 1, every draw
+    does."""
     decay: Annotated[float, unit("factor")] = Field(0.5, ge=0.0, le=1.0)
     """Weight of the earlier attempts at a prompt whenever a group of new ones is counted."""
 
@@ -240,8 +241,8 @@ class TaskConfig(Config):
     curriculum: CurriculumConfig | None = None
     """Draw prompts that are solved sometimes more often than others. Without, each prompt is drawn once an epoch."""
     mean_range: tuple[float, float] | None = None
-    """Lowest and highest mean score of a group that is trained on; others are filtered out, as are those that `rollout.filter`
-    rejects, and replaced."""
+    """Lowest and highest mean score of a group that is trained on. Other groups are filtered out and replaced, like those that
+    `rollout.filter` rejects."""
     system: str | None = None
     """System message before each prompt."""
     sampling: TaskSamplingConfig = TaskSamplingConfig()

@@ -1,10 +1,10 @@
 """A weight channel over torch.distributed: each version is broadcast to the engines that request it, on any machine.
 
-The learner keeps a copy and trains on. Engines request the copy between two of their steps. A thread of the learner waits
-until all engines that had the last version have asked, at most `PATIENCE` seconds after the first, and broadcasts to those
-that have. An engine that comes late, is new, or lost a broadcast because another died, gets a broadcast of its own. The
-process group is reused as long as its members stay the same. With the encoding `delta` engines keep their copy, and if all that
-ask have the version before, what changed since is broadcast in place of the copy.
+The learner keeps a copy and trains on. Engines request the copy between two of their steps. A thread of the learner waits until
+all engines that had the last version have asked, at most `PATIENCE` seconds after the first, and broadcasts to the engines that
+have asked. An engine that comes late, is new, or lost a broadcast because another one died, gets a broadcast of its own. The
+process group is reused as long as its members stay the same. With the encoding `delta`, engines keep their copy. If all that
+ask hold the previous version, the learner broadcasts the changes in place of the copy.
 
 The ends meet at a store of the learner's (`weights.rendezvous`). The store and gloo, which carries the bytes without any
 password, listen on the address of the context alone: use an address other than 127.0.0.1 on a private network only.

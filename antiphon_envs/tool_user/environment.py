@@ -27,8 +27,7 @@ TASK = """{rules}
 
 {tools}
 
-What you write without a call is said to the customer; beside a call it is not heard. When all is done and said, call
-end_conversation.
+Text without a call is sent to the customer; text beside a call is not. When everything is settled, call end_conversation.
 
 Customer: {greeting}"""
 

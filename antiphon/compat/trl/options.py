@@ -78,11 +78,11 @@ MAPPED: Mapping[str, Mapped] = {
 _MEMORY = "speed or memory of TRL's training loop; sequences are packed here, not padded"
 _LOGS = "logging: every step is recorded, with all completions"
 _DATA = "loading of data; prompts are read once"
-_EVALUATION = "evaluation of TRL's; here `evaluation` has the settings"
+_EVALUATION = "a setting of TRL's evaluation; use the section `evaluation`"
 _CHECKPOINTS = "files of TRL's checkpoints; here each is whole, with the model in Hugging Face's format"
 _VLLM = "settings of vLLM in TRL; here `engine.options` are those of its EngineArgs, and weights go through `weights.channel`"
 _ARGUMENTS = "is read by scripts, not by the trainer"
-_NOT_SET = "has no effect in TRL unless another field that is refused is set"
+_NOT_SET = "has an effect in TRL only with another field, which is refused"
 
 NO_EFFECT: Mapping[str, str] = {
     **dict.fromkeys(
@@ -138,12 +138,12 @@ _MESH = "several devices are `learner.mesh` and `placement`"
 _OPTIMIZER = "the optimizer is AdamW; `learner.kind` names a learner of your own"
 
 REFUSED: Mapping[str, str] = {
-    "lr_scheduler_kwargs": "`learner.optimizer` has all that a schedule takes",
+    "lr_scheduler_kwargs": "use the keys of `learner.optimizer`",
     **dict.fromkeys(("optim_args", "optim_target_modules"), _OPTIMIZER),
     "label_smoothing_factor": "it changes the likelihood that is trained on",
     "fp16": "computation is in `float32` or `bfloat16` (`learner.dtype`)",
     "neftune_noise_alpha": "noise in embeddings would make log-probs differ from those of the engines",
-    "auto_find_batch_size": "micro-batches are chosen for the memory there is",
+    "auto_find_batch_size": "micro-batches are sized by the available memory",
     "full_determinism": "use `rollout.deterministic`",
     "accelerator_config": _MESH,
     "parallelism_config": _MESH,
@@ -154,7 +154,7 @@ REFUSED: Mapping[str, str] = {
     "push_to_hub": "nothing is sent anywhere; `antiphon export` copies the trained model",
     "load_best_model_at_end": "`checkpoint.keep_every` keeps checkpoints, and `antiphon eval` compares them",
     "model_init_kwargs": "give `model` as an object, loaded as you wish",
-    "trust_remote_code": "models are those that transformers has",
+    "trust_remote_code": "only models of transformers are loaded",
     "router_aux_loss_coef": "use `algorithm.expert_balance`",
     "disable_dropout": "dropout is never active",
     "cast_lm_head_to_fp32": "log-probs are computed in `float32` always",

@@ -153,7 +153,7 @@ def test_streams_carry_rows_of_any_declared_shape():
 
 
 def test_streams_are_what_was_declared():
-    with pytest.raises(ValueError, match="'values' is float64"):
+    with pytest.raises(ValueError, match="'values' has dtype float64"):
         Streams({VALUES: np.zeros((6, 2))})
     with pytest.raises(ValueError, match="'values'"):
         Streams({VALUES: np.zeros((6, 3), np.float32)})
