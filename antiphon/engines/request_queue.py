@@ -134,7 +134,7 @@ class RequestQueue(Generic[T]):
         self._running.clear()
 
     def hold(self, reason: str) -> None:
-        """Admit no requests until `release` is called with the same reason."""
+        """Admit no requests until `release` is called with the same reason; there may be several reasons at once."""
         self._holds.add(reason)
 
     def release(self, reason: str) -> None:

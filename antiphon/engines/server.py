@@ -3,8 +3,8 @@
 The engine lives in the controller: requests wait here, and each running request is one HTTP stream. Text is never
 tokenised again: a server that does not return every token's id and log-prob is refused before it is used.
 
-A stream never outlives a load, so a token's version is that of the weights in use when it comes. Each load gives the
-weights a new id, and a server that supports `cache_salt` reuses only prefixes that weights of the same id computed.
+An HTTP stream never outlives a weight update, so a token's version is that of the weights in use when it comes. Each update
+gives the weights a new id, and a server that supports `cache_salt` reuses only prefixes that weights of the same id computed.
 """
 
 import asyncio

@@ -14,7 +14,7 @@ import pytest
 
 from antiphon.core.errors import RequestError, UnsupportedError, WorkerDiedError
 from antiphon.core.types import MIXED_CACHE, FinishReason, OnUpdate
-from tests.system.engine_contract.worlds import (
+from tests.system.engine_contract.hosts import (
     EXACT,
     LONG,
     MAX_LENGTH,
@@ -30,7 +30,7 @@ from tests.system.engine_contract.worlds import (
 
 
 @contract
-async def test_all_requests_end_however_many_there_are(world, engine):
+async def test_all_requests_end_however_many_there_are(host, engine):
     handles = [engine.start(request(f"r{i}", tokens=5 + i)) for i in range(4 * SLOTS)]
     for i, completion in enumerate(await asyncio.gather(*(handle.result() for handle in handles))):
         check(completion, 5 + i)
@@ -39,7 +39,7 @@ async def test_all_requests_end_however_many_there_are(world, engine):
 
 
 @contract
-async def test_prompts_that_no_single_step_reads(world, engine):
+async def test_prompts_that_no_single_step_reads(host, engine):
     prompts = [tuple(range(i, 60)) * 10 for i in range(3 * SLOTS)]
     handles = [engine.start(request(f"r{i}", prompt=prompt)) for i, prompt in enumerate(prompts)]
     whole = await asyncio.gather(*(handle.result() for handle in handles))
@@ -50,15 +50,15 @@ async def test_prompts_that_no_single_step_reads(world, engine):
 
 
 @contract
-async def test_limits_are_those_of_the_configuration(world, engine):
+async def test_limits_are_those_of_the_configuration(host, engine):
     assert engine.capacity == SLOTS
-    if not isinstance(world, Simulated):
+    if not isinstance(host, Simulated):
         assert (engine.max_length, engine.vocabulary) == (MAX_LENGTH, VOCABULARY)
         check(await engine.start(request("longest", prompt=(5,) * (MAX_LENGTH - 20))).result(), 20)
 
 
 @contract
-async def test_no_more_requests_run_than_there_are_slots(world, engine):
+async def test_no_more_requests_run_than_there_are_slots(host, engine):
     ended = []
 
     async def follow(name, tokens):
@@ -73,7 +73,7 @@ async def test_no_more_requests_run_than_there_are_slots(world, engine):
 
 
 @contract
-async def test_deltas_come_to_the_result(world, engine):
+async def test_deltas_come_to_the_result(host, engine):
     handle = engine.start(request("r", tokens=LONG))
     deltas = [delta async for delta in handle]
     whole = await handle.result()
@@ -82,10 +82,10 @@ async def test_deltas_come_to_the_result(world, engine):
 
 
 @contract
-async def test_what_is_aborted_gives_what_there_is(world, engine):
+async def test_what_is_aborted_gives_what_there_is(host, engine):
     running = [engine.start(request(f"r{i}", tokens=LONG)) for i in range(SLOTS)]
     queued = engine.start(request("queued"))
-    await world.until_under_way(running[0])
+    await host.until_under_way(running[0])
     for handle in (queued, running[0]):
         handle.abort()
     cut, nothing = await running[0].result(), await queued.result()
@@ -98,9 +98,9 @@ async def test_what_is_aborted_gives_what_there_is(world, engine):
 
 
 @contract
-async def test_an_id_may_be_used_again_as_soon_as_it_is_aborted(world, engine):
+async def test_an_id_may_be_used_again_as_soon_as_it_is_aborted(host, engine):
     first = engine.start(request("r", tokens=LONG))
-    await world.until_under_way(first)
+    await host.until_under_way(first)
     first.abort()
     again = engine.start(request("r"))
     assert (await first.result()).finish is FinishReason.ABORT
@@ -108,7 +108,7 @@ async def test_an_id_may_be_used_again_as_soon_as_it_is_aborted(world, engine):
 
 
 @contract
-async def test_the_urgent_go_first(world, engine):
+async def test_the_urgent_go_first(host, engine):
     ended = []
 
     async def follow(name, **changes):
@@ -123,8 +123,8 @@ async def test_the_urgent_go_first(world, engine):
 
 
 @contract
-async def test_temperatures_and_seeds(world, engine):
-    if isinstance(world, Simulated):
+async def test_temperatures_and_seeds(host, engine):
+    if isinstance(host, Simulated):
         pytest.skip("simulated tokens are drawn from nothing")
     asked = [
         request(f"{temperature}-{seed}-{repeat}", sampling={"temperature": temperature, "seed": seed})
@@ -134,7 +134,7 @@ async def test_temperatures_and_seeds(world, engine):
     ]
     told = await asyncio.gather(*(engine.start(each).result() for each in asked))
     for each, completion in zip(asked, told, strict=True):
-        assert logprob_errors(world, each, completion).max() < EXACT
+        assert logprob_errors(host, each, completion).max() < EXACT
     same = [np.array_equal(one.tokens, other.tokens) for one, other in pairwise(told)]
     assert all(same[::2]), "the same seed draws the same"
     assert same[1::4] == [True, False, False, False], "another seed draws otherwise, but greedy draws nothing"
@@ -159,14 +159,14 @@ def check_draws(probabilities: np.ndarray, tokens: np.ndarray) -> None:
 
 
 @contract
-async def test_draws_follow_the_distribution(world, engine):
-    if isinstance(world, Simulated):
+async def test_draws_follow_the_distribution(host, engine):
+    if isinstance(host, Simulated):
         pytest.skip("simulated tokens are drawn from nothing")
     for temperature in (0.5, 1.5):
         sampling = {"temperature": temperature}
         asked = [request(f"r{seed}", tokens=300, sampling=sampling | {"seed": seed}) for seed in range(5)]
         told = await asyncio.gather(*(engine.start(each).result() for each in asked))
-        logprobs = [expected_logprobs(world, each, completion) for each, completion in zip(asked, told, strict=True)]
+        logprobs = [expected_logprobs(host, each, completion) for each, completion in zip(asked, told, strict=True)]
         tokens = np.concatenate([completion.tokens for completion in told])
         check_draws(np.exp(np.concatenate(logprobs).astype(np.float64)), tokens)
 
@@ -183,9 +183,9 @@ def truncate(probabilities: np.ndarray, *, top_p: float = 1.0, top_k: int = 0, m
 
 
 @contract
-async def test_truncated_sampling_is_done_or_refused(world, engine):
+async def test_truncated_sampling_is_done_or_refused(host, engine):
     """Log-probs stay those of the whole distribution."""
-    if isinstance(world, Simulated):
+    if isinstance(host, Simulated):
         pytest.skip("simulated tokens are drawn from nothing")
     for truncation in ({"top_p": 0.5}, {"top_k": 5}, {"min_p": 0.3}):
         asked = request("r", tokens=500, sampling=truncation)
@@ -193,16 +193,16 @@ async def test_truncated_sampling_is_done_or_refused(world, engine):
             told = await engine.start(asked).result()
         except UnsupportedError:
             continue
-        assert logprob_errors(world, asked, told).max() < EXACT
-        whole = np.exp(expected_logprobs(world, asked, told).astype(np.float64))
+        assert logprob_errors(host, asked, told).max() < EXACT
+        whole = np.exp(expected_logprobs(host, asked, told).astype(np.float64))
         check_draws(truncate(whole, **truncation), told.tokens)
     check(await engine.start(request("next")).result(), 20)
 
 
 @contract
-async def test_continued_request_draws_new_random_numbers(world, engine):
+async def test_continued_request_draws_new_random_numbers(host, engine):
     """Another engine continues a request of a lost one, with the tokens so far in its prompt."""
-    if isinstance(world, Simulated):
+    if isinstance(host, Simulated):
         pytest.skip("simulated tokens are drawn from nothing")
     sampling = {"temperature": 100.0, "seed": 7}  # almost uniform: the same random numbers would draw the same tokens
     whole = await engine.start(request("r", tokens=20, sampling=sampling)).result()
@@ -212,8 +212,8 @@ async def test_continued_request_draws_new_random_numbers(world, engine):
 
 
 @contract
-async def test_stops_end_a_request_and_are_part_of_it(world, engine):
-    if isinstance(world, Simulated):
+async def test_stops_end_a_request_and_are_part_of_it(host, engine):
+    if isinstance(host, Simulated):
         pytest.skip("simulated tokens are drawn from nothing")
     stops = {"stop_tokens": tuple(range(30))}, {"stop": tuple(chr(33 + token) for token in range(30))}
     for number, stop in enumerate(stops):
@@ -269,9 +269,9 @@ TOO_MUCH = {  # for one whose model has an end
 
 
 @contract
-async def test_invalid_requests_fail_alone(world, engine):
+async def test_invalid_requests_fail_alone(host, engine):
     running = engine.start(request("running", tokens=LONG))
-    for name, change in (INVALID | ({} if isinstance(world, Simulated) else TOO_MUCH)).items():
+    for name, change in (INVALID | ({} if isinstance(host, Simulated) else TOO_MUCH)).items():
         with pytest.raises(RequestError):
             await engine.start(request(name, **change)).result()
     for odd in (np.zeros((2, 2), np.int32), np.array([0.5]), [1, 2, 3]):
@@ -287,11 +287,11 @@ async def test_invalid_requests_fail_alone(world, engine):
 
 
 @contract
-async def test_killed_engine_fails_waiters_and_keeps_its_deltas(world, engine):
+async def test_killed_engine_fails_waiters_and_keeps_its_deltas(host, engine):
     handle = engine.start(request("r", tokens=LONG))
-    await world.until_under_way(handle)
+    await host.until_under_way(handle)
     await engine.health()
-    world.kill(engine)
+    host.kill(engine)
     with pytest.raises(WorkerDiedError):
         await handle.result()
     told = handle.partial()
@@ -303,6 +303,6 @@ async def test_killed_engine_fails_waiters_and_keeps_its_deltas(world, engine):
     with pytest.raises(WorkerDiedError):
         await engine.start(request("late")).result()
     with pytest.raises(WorkerDiedError):
-        await engine.load(world.update(1), OnUpdate.RECOMPUTE)
+        await engine.load(host.update(1), OnUpdate.RECOMPUTE)
     with pytest.raises(WorkerDiedError):
         await engine.health()

@@ -10,7 +10,7 @@ import pytest
 from antiphon.core.errors import StateError, UnsupportedError, WeightsError
 from antiphon.core.types import MIXED_CACHE, FinishReason, OnUpdate
 from antiphon.weights.base import TransferContext, open_channel
-from tests.system.engine_contract.worlds import (
+from tests.system.engine_contract.hosts import (
     EXACT,
     LONG,
     SLOTS,
@@ -24,17 +24,17 @@ from tests.system.engine_contract.worlds import (
 
 
 @pytest.mark.parametrize("mode", list(OnUpdate))
-def test_weights_that_come_in_the_middle(world, mode):
+def test_weights_that_come_in_the_middle(host, mode):
     async def main():
-        async with asyncio.timeout(120), world.engine() as engine:
+        async with asyncio.timeout(120), host.engine() as engine:
             handle = engine.start(request("r", tokens=LONG))
-            await world.until_under_way(handle)
-            if mode not in world.modes:
+            await host.until_under_way(handle)
+            if mode not in host.modes:
                 with pytest.raises(UnsupportedError):
-                    await engine.load(world.update(1), mode)
+                    await engine.load(host.update(1), mode)
                 assert set((await handle.result()).versions) == {0}
                 return
-            await engine.load(world.update(1), mode)
+            await engine.load(host.update(1), mode)
             assert engine.version == 1
             after = await engine.start(request("after")).result()
             completion = await handle.result()
@@ -46,87 +46,87 @@ def test_weights_that_come_in_the_middle(world, mode):
         flagged = completion.streams[MIXED_CACHE]
         assert np.array_equal(flagged, completion.versions == 1) if mode is OnUpdate.KEEP else not flagged.any()
 
-    world.run(main())
+    host.run(main())
 
 
 @pytest.mark.parametrize("mode", list(OnUpdate))
-def test_every_load_of_the_same_version_ends(world, mode):
+def test_every_load_of_the_same_version_ends(host, mode):
     """One after another, and at once; each when the weights that it brought are in use, or later ones."""
-    if mode not in world.modes:
-        pytest.skip("is refused")
+    if mode not in host.modes:
+        pytest.skip("the engine refuses this mode")
 
     async def main():
-        async with asyncio.timeout(120), world.engine() as engine:
-            await engine.load(world.update(1), mode)
-            await engine.load(world.update(1), mode)
+        async with asyncio.timeout(120), host.engine() as engine:
+            await engine.load(host.update(1), mode)
+            await engine.load(host.update(1), mode)
             running = engine.start(request("r", tokens=LONG))
-            await world.until_under_way(running)
-            again = world.update(1)
+            await host.until_under_way(running)
+            again = host.update(1)
             await asyncio.gather(engine.load(again, mode), engine.load(again, mode))
             assert engine.version == 1
             if mode is OnUpdate.DRAIN:
-                assert running.partial().finish is FinishReason.LENGTH or isinstance(world, Simulated)
+                assert running.partial().finish is FinishReason.LENGTH or isinstance(host, Simulated)
             check(await running.result(), LONG)
             after = await engine.start(request("after")).result()
         assert set(after.versions) == {1}
 
-    world.run(main())
+    host.run(main())
 
 
-def test_a_load_ends_with_its_own_weights_in_use(world):
+def test_a_load_ends_with_its_own_weights_in_use(host):
     """Of the same version as the weights that are there: these are waited for no less."""
-    if isinstance(world, Simulated):
+    if isinstance(host, Simulated):
         pytest.skip("simulated weights have a version and nothing else")
-    if OnUpdate.DRAIN not in world.modes:
-        pytest.skip("is refused")
+    if OnUpdate.DRAIN not in host.modes:
+        pytest.skip("the engine refuses this mode")
 
     async def main():
-        async with asyncio.timeout(120), world.engine() as engine:
-            await engine.load(world.update(1), OnUpdate.DRAIN)
+        async with asyncio.timeout(120), host.engine() as engine:
+            await engine.load(host.update(1), OnUpdate.DRAIN)
             running = engine.start(request("r", tokens=LONG))
-            await world.until_under_way(running)
-            await engine.load(replace(world.update(2), version=1), OnUpdate.DRAIN)
+            await host.until_under_way(running)
+            await engine.load(replace(host.update(2), version=1), OnUpdate.DRAIN)
             assert running.partial().finish is FinishReason.LENGTH, "a load that drains ends after what runs"
             asked = request("after")
             after = await engine.start(asked).result()
         drawn_by_two = replace(after, versions=np.full(len(after.tokens), 2, np.int32))
-        assert logprob_errors(world, asked, drawn_by_two).max() < EXACT
+        assert logprob_errors(host, asked, drawn_by_two).max() < EXACT
 
-    world.run(main())
+    host.run(main())
 
 
 @pytest.mark.parametrize("mode", list(OnUpdate))
-def test_log_probs_are_those_of_the_weights_that_drew_the_token(world, mode):
+def test_log_probs_are_those_of_the_weights_that_drew_the_token(host, mode):
     """Also of a prompt that was read under other weights before, by others that are still running."""
-    if isinstance(world, Simulated):
+    if isinstance(host, Simulated):
         pytest.skip("simulated tokens are drawn from nothing")
-    if mode not in world.modes:
-        pytest.skip("is refused")
+    if mode not in host.modes:
+        pytest.skip("the engine refuses this mode")
     prompt = np.random.default_rng(0).integers(0, VOCABULARY, 300)
     sampling = {"temperature": 0.7, "seed": 5}
 
     async def main():
-        async with asyncio.timeout(120), world.engine() as engine:
+        async with asyncio.timeout(120), host.engine() as engine:
             running = request("r", tokens=LONG, prompt=prompt, sampling=sampling)
             later = [request(f"later{i}", prompt=prompt, sampling=sampling | {"seed": i}) for i in range(2)]
             handle = engine.start(running)
-            await world.until_under_way(handle)
-            await engine.load(world.update(1), mode)
+            await host.until_under_way(handle)
+            await engine.load(host.update(1), mode)
             return [(each, await engine.start(each).result()) for each in later] + [(running, await handle.result())]
 
-    told = world.run(main())
+    told = host.run(main())
     assert all(set(completion.versions) == {1} for _, completion in told[:-1])
     for each, completion in told:
-        errors, mixed = logprob_errors(world, each, completion), completion.streams[MIXED_CACHE]
+        errors, mixed = logprob_errors(host, each, completion), completion.streams[MIXED_CACHE]
         assert errors[~mixed].max() < EXACT
         if mixed.any():
             assert errors[mixed].max() > 100 * EXACT, "what is flagged really differs"
 
 
 @contract
-async def test_weights_that_are_not_what_was_sent_are_refused(world, engine):
+async def test_weights_that_are_not_what_was_sent_are_refused(host, engine):
     with pytest.raises(WeightsError, match="not loaded"):
-        await engine.load(world.spoilt(engine, 1), world.modes[0])
+        await engine.load(host.spoilt(engine, 1), host.modes[0])
     assert engine.version == 0
 
 
@@ -159,25 +159,25 @@ def test_a_mixture_of_experts_is_published(mixture):
 
 
 @contract
-async def test_weights_that_are_not_all_there_are_refused(world, engine):
-    if isinstance(world, Simulated):
+async def test_weights_that_are_not_all_there_are_refused(host, engine):
+    if isinstance(host, Simulated):
         pytest.skip("simulated tokens are drawn from nothing")
-    whole = list(world.model(1).named_parameters())
+    whole = list(host.model(1).named_parameters())
     for number, part in enumerate((whole[1:], whole[:-1], [*whole, ("another", whole[0][1])])):
         with pytest.raises(WeightsError):
-            await engine.load(open_channel(TransferContext(world.folder)).send(part, 1), world.modes[0])
+            await engine.load(open_channel(TransferContext(host.folder)).send(part, 1), host.modes[0])
         assert engine.version == 0
         asked = request(f"r{number}")
-        await engine.load(world.update(number + 2), world.modes[0])
-        assert logprob_errors(world, asked, await engine.start(asked).result()).max() < EXACT
-        await engine.load(world.update(0), world.modes[0])
+        await engine.load(host.update(number + 2), host.modes[0])
+        assert logprob_errors(host, asked, await engine.start(asked).result()).max() < EXACT
+        await engine.load(host.update(0), host.modes[0])
 
 
 @contract
-async def test_sleep_frees_the_device_or_is_unsupported(world, engine):
-    if isinstance(world, Simulated):
+async def test_sleep_frees_the_device_or_is_unsupported(host, engine):
+    if isinstance(host, Simulated):
         pytest.skip("simulated tokens need no cache")
-    if world.kind in ("server", "sglang"):
+    if host.kind in ("server", "sglang"):
         with pytest.raises(UnsupportedError, match="does not leave its device"):
             await engine.sleep()
     else:
@@ -188,8 +188,8 @@ async def test_sleep_frees_the_device_or_is_unsupported(world, engine):
 
 
 @contract
-async def test_sleeping_engine_loads_weights_and_queues_requests(world, engine):
-    if isinstance(world, Simulated) or world.kind in ("server", "sglang"):
+async def test_sleeping_engine_loads_weights_and_queues_requests(host, engine):
+    if isinstance(host, Simulated) or host.kind in ("server", "sglang"):
         pytest.skip("it has nothing to give back, or does not leave its device")
     try:
         await engine.sleep()
@@ -199,7 +199,7 @@ async def test_sleeping_engine_loads_weights_and_queues_requests(world, engine):
     prompt = np.random.default_rng(0).integers(0, VOCABULARY, 300)
     asked = [request(f"r{number}", prompt=prompt, sampling={"seed": number}) for number in range(SLOTS)]
     running = engine.start(request("running", tokens=LONG, prompt=prompt))
-    await world.until_under_way(running)
+    await host.until_under_way(running)
     with pytest.raises(StateError):
         await engine.sleep()
     running.abort()
@@ -208,12 +208,12 @@ async def test_sleeping_engine_loads_weights_and_queues_requests(world, engine):
         await engine.sleep()
         handles = [engine.start(each) for each in asked]
         with pytest.raises(WeightsError, match="not loaded"):
-            await engine.load(world.spoilt(engine, version + 2), world.modes[0])
-        await engine.load(world.update(version), world.modes[0])
+            await engine.load(host.spoilt(engine, version + 2), host.modes[0])
+        await engine.load(host.update(version), host.modes[0])
         assert not any(len(handle.partial().tokens) for handle in handles)
         await engine.wake()
         for each, handle in zip(asked, handles, strict=True):
             completion = await handle.result()
             check(completion, 20)
             assert set(completion.versions) == {version} and not completion.streams[MIXED_CACHE].any()
-            assert logprob_errors(world, each, completion).max() < EXACT
+            assert logprob_errors(host, each, completion).max() < EXACT

@@ -34,7 +34,7 @@ EXACT = 1e-4  # most that the log-prob of a token may be off
 
 
 class Processes:
-    """A world: one kind of engine with the models and updates of its tests.
+    """A host: one kind of engine with the models and updates of its tests.
 
     Engines have a process of their own and a model of a few thousand parameters; every version is another random one.
     One engine serves all tests, until one is the end of it: vLLM takes half a minute to start."""
@@ -206,33 +206,33 @@ def check(completion: Completion, tokens: int) -> None:
 
 
 def contract(test):
-    """Run an asynchronous test in its world's own time, for at most two minutes of it."""
+    """Run an asynchronous test in its host's own time, for at most two minutes of it."""
 
-    def run(world):
+    def run(host):
         async def main():
-            async with asyncio.timeout(120), world.engine() as engine:
-                await test(world, engine)
+            async with asyncio.timeout(120), host.engine() as engine:
+                await test(host, engine)
 
-        world.run(main())
+        host.run(main())
 
     run.__name__, run.__doc__ = test.__name__, test.__doc__
     return run
 
 
-def expected_logprobs(world, request: GenerateRequest, completion: Completion) -> np.ndarray:
+def expected_logprobs(host, request: GenerateRequest, completion: Completion) -> np.ndarray:
     """Log-probs of transformers at each token of a completion, [C, V], under the weights that the engine says drew it."""
     tokens = torch.tensor([[*request.tokens.tolist(), *completion.tokens.tolist()]])
     expected = np.empty((len(completion.tokens), VOCABULARY), np.float32)
     for version in set(completion.versions.tolist()):
         with torch.no_grad():
-            logits = world.model(version)(tokens).logits[0, len(request.tokens) - 1 : -1].float()
+            logits = host.model(version)(tokens).logits[0, len(request.tokens) - 1 : -1].float()
         logprobs = torch.log_softmax(logits / (request.sampling.temperature or 1.0), -1).numpy()
         drawn = completion.versions == version
         expected[drawn] = logprobs[drawn]
     return expected
 
 
-def logprob_errors(world, request: GenerateRequest, completion: Completion) -> np.ndarray:
+def logprob_errors(host, request: GenerateRequest, completion: Completion) -> np.ndarray:
     """How far each token's log-prob is from that of transformers, under the weights that the engine says drew it."""
-    expected = expected_logprobs(world, request, completion)
+    expected = expected_logprobs(host, request, completion)
     return np.abs(expected[np.arange(len(expected)), completion.tokens] - completion.logprobs)
