@@ -13,6 +13,25 @@ from antiphon.core.errors import ValidatorError
 Level = Literal["token", "turn", "sequence", "product"]
 
 
+class FilterConfig(Config):
+    """A filter of off-policy tokens."""
+
+    level: Level
+    """Level of r, as in `filter_level`."""
+    keep_low: Annotated[float, unit("ratio")] = Field(0.5, ge=0.0)
+    """Lower bound of r."""
+    keep_high: Annotated[float, unit("ratio")] = Field(2.0, gt=0.0)
+    """Upper bound of r."""
+    keep_difference: Annotated[float, unit("probability")] = Field(1.0, ge=0.0, le=1.0)
+    """Upper bound of the difference of the two probabilities, as in the correction's `keep_difference`."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> "FilterConfig":
+        if self.keep_low > self.keep_high:
+            raise ValidatorError([("keep_low", f"{self.keep_low:g} must not be above keep_high = {self.keep_high:g}")])
+        return self
+
+
 class CorrectionConfig(Config):
     """Importance weights and filters for off-policy tokens.
 
@@ -34,6 +53,8 @@ class CorrectionConfig(Config):
     keep_difference: Annotated[float, unit("probability")] = Field(1.0, ge=0.0, le=1.0)
     """Another bound of the filter: tokens are left out if the two probabilities differ by more. At the level `turn` it is the
     mean of the differences over the turn, at `sequence` and `product` over the sequence; 1 leaves out none."""
+    filters: tuple[FilterConfig, ...] = ()
+    """More filters, such as at other levels; a token must pass all."""
     proximal: Literal["computed", "interpolated"] = "computed"
     """How log-probs under the proximal policy are obtained: `computed` by a forward pass, if the step has several updates;
     `interpolated` between the log-probs of sampling and the current ones, by the age of the token."""
@@ -43,13 +64,21 @@ class CorrectionConfig(Config):
         if self.keep_low > self.keep_high:
             raise ValidatorError([("keep_low", f"{self.keep_low:g} must not be above keep_high = {self.keep_high:g}")])
         if self.proximal == "interpolated" and not self.on:
-            raise ValidatorError([("proximal", "'interpolated' has no effect without level or filter_level")])
+            raise ValidatorError([("proximal", "'interpolated' has no effect without level or a filter")])
         return self
+
+    @property
+    def all_filters(self) -> tuple[FilterConfig, ...]:
+        """The filter at `filter_level`, if it is set, and `filters`."""
+        if self.filter_level is None:
+            return self.filters
+        bounds = {"keep_low": self.keep_low, "keep_high": self.keep_high, "keep_difference": self.keep_difference}
+        return (FilterConfig(level=self.filter_level, **bounds), *self.filters)
 
     @property
     def on(self) -> bool:
         """True if tokens are weighted or filtered."""
-        return self.level is not None or self.filter_level is not None
+        return self.level is not None or bool(self.all_filters)
 
 
 NormalizationScope = Literal["none", "group", "task", "batch", "running"]

@@ -34,8 +34,8 @@ def token_loss(loss: Loss, inputs: LossInputs, config: AlgorithmConfig) -> tuple
 def correction(inputs: LossInputs, config: CorrectionConfig) -> tuple[torch.Tensor, Metrics]:
     """Return the correction weight of each token: its proximal probability over the probability with which it was sampled, [N].
 
-    The weight is bounded by `high`, and is 0 where the ratio is not between `keep_low` and `keep_high`, or the probabilities
-    differ by more than `keep_difference`. Bound and filter each have a level of their own.
+    The weight is bounded by `high`, and is 0 where a filter leaves the token out: where the ratio is not between `keep_low` and
+    `keep_high`, or the probabilities differ by more than `keep_difference`. Weight and filters each have a level of their own.
 
     The proximal policy is the policy before the first update of the step. In a step of one update it is the policy being
     trained, which costs no forward pass; `proximal: interpolated` never costs one. The loss takes its own ratio against the
@@ -52,20 +52,23 @@ def correction(inputs: LossInputs, config: CorrectionConfig) -> tuple[torch.Tens
     >>> correction(inputs, CorrectionConfig(filter_level="token", keep_high=2.0))[0]
     tensor([1., 0.], dtype=torch.float64)
     """
-    difference = clipped_log_ratio(_proximal_logprobs(inputs, config), inputs.old_logprobs)
+    proximal = _proximal_logprobs(inputs, config)
+    difference = clipped_log_ratio(proximal, inputs.old_logprobs)
     weight, metrics = torch.ones_like(difference), {}
     if config.level is not None:
         weight = per_level(difference, inputs, config.level).exp().clamp(max=config.high)
         metrics["correction_weight"] = weight
-    if config.filter_level is not None:
-        ratio = per_level(difference, inputs, config.filter_level).exp()
-        kept = (ratio >= config.keep_low) & (ratio <= config.keep_high)
-        if config.keep_difference < 1.0:
-            apart = _proximal_logprobs(inputs, config).exp() - inputs.old_logprobs.exp()
-            level = "sequence" if config.filter_level == "product" else config.filter_level
-            kept &= per_level(apart, inputs, level).abs() <= config.keep_difference
-        kept = kept.to(weight.dtype)
-        weight, metrics["correction_kept"] = weight * kept, kept
+    if filters := config.all_filters:
+        kept = torch.ones_like(weight, dtype=torch.bool)
+        for each in filters:
+            ratio = per_level(difference, inputs, each.level).exp()
+            kept &= (ratio >= each.keep_low) & (ratio <= each.keep_high)
+            if each.keep_difference < 1.0:
+                level = "sequence" if each.level == "product" else each.level
+                apart = per_level(proximal.exp() - inputs.old_logprobs.exp(), inputs, level)
+                kept &= apart.abs() <= each.keep_difference
+        metrics["correction_kept"] = kept.to(weight.dtype)
+        weight = weight * metrics["correction_kept"]
     return weight, metrics
 
 

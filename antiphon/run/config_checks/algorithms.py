@@ -188,6 +188,7 @@ def check_turns(config: "RunConfig") -> Iterator[Problem]:
         "ratio_level": algorithm.ratio_level,
         "correction.level": algorithm.correction.level,
         "correction.filter_level": algorithm.correction.filter_level,
+        **{f"correction.filters.{n}.level": each.level for n, each in enumerate(algorithm.correction.filters)},
     }
     for key, value in asked.items():
         if value == "turn":

@@ -23,7 +23,7 @@ from antiphon.algorithms.losses import LossInputs, example, ppo_clip, value_loss
 from antiphon.algorithms.recipes import RECIPES
 from antiphon.algorithms.registry import ADVANTAGES, LOSSES
 from antiphon.algorithms.rewards import EPSILON
-from antiphon.algorithms.sections import CorrectionConfig
+from antiphon.algorithms.sections import CorrectionConfig, FilterConfig
 from antiphon.algorithms.testing import check_loss
 from antiphon.algorithms.token_loss import correction, token_loss
 from antiphon.core.errors import ConfigError
@@ -153,8 +153,16 @@ def test_no_tokens_and_no_advantages(name):
     assert declaration_of(loss).zero_at_zero_advantage == (not slopes.any())
 
 
+filters = st.builds(
+    FilterConfig,
+    level=st.sampled_from(["token", "turn", "sequence", "product"]),
+    keep_low=st.floats(0, 1),
+    keep_high=st.floats(1, 5),
+    keep_difference=st.sampled_from([1.0, 0.0, 0.05, 0.3]),
+)
 corrections = st.builds(
     CorrectionConfig,
+    filters=st.lists(filters, max_size=2).map(tuple),
     level=st.sampled_from([None, "token", "turn", "sequence", "product"]),
     high=st.floats(0.1, 5),
     filter_level=st.sampled_from([None, "token", "turn", "sequence", "product"]),
@@ -192,15 +200,17 @@ def test_corrections(rows, config):
     given_ = inputs(rows, requires_grad=True)
     loss, metrics = token_loss(ppo_clip, given_, AlgorithmConfig(correction=config))
     weights = [min(ratio, config.high) for ratio in ratios(rows, config.level)] if config.level else [1.0] * len(rows)
-    kept = ratios(rows, config.filter_level) if config.filter_level else [1.0] * len(rows)
-    apart = differences(rows, config.filter_level) if config.filter_level else [0.0] * len(rows)
+    bounds = [(each.level, each.keep_low, each.keep_high, each.keep_difference) for each in config.filters]
+    if config.filter_level:
+        bounds.append((config.filter_level, config.keep_low, config.keep_high, config.keep_difference))
     for i, row in enumerate(rows):
-        if any(abs(kept[i] - bound) < 1e-9 for bound in (config.keep_low, config.keep_high)):
+        found = [(ratios(rows, each)[i], differences(rows, each)[i], *limits) for each, *limits in bounds]
+        if any(
+            min(abs(kept - low), abs(kept - high), abs(apart - most)) < 1e-9 for kept, apart, low, high, most in found
+        ):
             continue  # either
-        if abs(apart[i] - config.keep_difference) < 1e-9:
-            continue
-        inside = config.keep_low <= kept[i] <= config.keep_high and apart[i] <= config.keep_difference
-        weight = weights[i] if inside or not config.filter_level else 0.0
+        inside = all(low <= kept <= high and apart <= most for kept, apart, low, high, most in found)
+        weight = weights[i] if inside else 0.0
         against = row[3] if config.on else row[1]
         wanted = weight * clipped_loss(math.exp(row[0] - against), row[4], AlgorithmConfig())
         assert float(loss.detach()[i]) == pytest.approx(wanted, rel=1e-9, abs=1e-9)
