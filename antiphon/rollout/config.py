@@ -100,6 +100,9 @@ class RolloutConfig(Config):
     their node. The stages of a step then run on the learner's node. With 0 all this runs in the controller."""
     environment_timeout: Annotated[float, unit("seconds")] = Field(120.0, gt=0.0)
     """Seconds that an environment may take to reset or to step; after that the attempt has failed."""
+    environment_concurrency: Annotated[int, unit("calls")] = Field(0, ge=0)
+    """Number of environments that reset or step at once, in each process that runs episodes; the others wait, which does not
+    count as `environment_timeout`. 0 means no limit."""
     episode_tokens: Annotated[int, unit("tokens")] = Field(0, ge=0)
     """Maximum number of tokens sampled in all turns of an episode; after that it ends, and is scored as it is. 0 means no
     limit."""

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,11 @@ class EpisodeContext:
     config: RolloutConfig
     max_length: int  # most tokens of a segment
     seed: int
+    step_slots: "asyncio.Semaphore | nullcontext[None]" = field(init=False)  # held while an environment resets or steps
+
+    def __post_init__(self) -> None:
+        limit = self.config.environment_concurrency
+        object.__setattr__(self, "step_slots", asyncio.Semaphore(limit) if limit else nullcontext())
 
 
 class EpisodeLoop:
@@ -85,7 +91,8 @@ class EpisodeLoop:
             return
         self._environment = await self._call(unparsed, self._make_environment, prompt)
         seed = derive(prompt.seed, "environment")
-        observation, info = await self._call(as_reset, self._environment.reset, seed)
+        async with self._context.step_slots:
+            observation, info = await self._call(as_reset, self._environment.reset, seed)
         recording.set_state(info)
         recording.messages.append(Message("user", observation))
         recording.begin_segment(encoder.encode(recording.messages))
@@ -131,7 +138,8 @@ class EpisodeLoop:
             segment.turns.append(turn)
             return False
         state_key = recording.state_key
-        observation, reward, terminated, truncated, info = await self._call(as_step, self._environment.step, action)
+        async with self._context.step_slots:
+            observation, reward, terminated, truncated, info = await self._call(as_step, self._environment.step, action)
         segment.turns.append(replace(turn, reward=float(reward), state_key=state_key))
         recording.add_info(info)
         if terminated or truncated or last or recording.truncated:

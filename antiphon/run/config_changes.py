@@ -28,6 +28,7 @@ CHANGEABLE = (
     "rollout.engine_timeout",
     "rollout.load_timeout",
     "rollout.environment_timeout",
+    "rollout.environment_concurrency",
     "rollout.engine_restarts",
     "learner.kind",
     "learner.options",

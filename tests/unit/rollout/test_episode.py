@@ -36,6 +36,7 @@ from antiphon.rollout.episode_loop import EpisodeContext
 from antiphon.rollout.gateway.attempt_session import CapturedAttempt
 from antiphon.rollout.gateway.capture import CaptureCounts
 from antiphon.rollout.prompt_encoding import PromptEncoder
+from antiphon.simulate import clock
 
 EOS = 0
 PROMPT = Prompt(id="p", task="t", messages=(Message("user", "ab"),), seed=3)
@@ -265,6 +266,54 @@ def test_a_world_that_breaks_is_a_failure_and_not_a_score():
     assert trajectory.meta.status is AttemptStatus.FAILED
     assert trajectory.meta.failure.source == "environment" and "the world ended" in trajectory.meta.failure.message
     assert trajectory.meta.score.value is None and world.closed
+
+
+class Slow(Countdown):
+    """Takes a second for each call; counts those that are at it. The third of them hangs."""
+
+    made, active, most = 0, 0, 0
+
+    def __init__(self):
+        super().__init__()
+        Slow.made += 1
+        self.hangs = Slow.made == 3
+
+    async def _work(self):
+        Slow.active += 1
+        Slow.most = max(Slow.most, Slow.active)
+        try:
+            await asyncio.sleep(1e9 if self.hangs else 1.0)
+        finally:
+            Slow.active -= 1
+
+    async def reset(self, seed):
+        await self._work()
+        return super().reset(seed)
+
+    async def step(self, action):
+        await self._work()
+        return await super().step(action)
+
+
+@pytest.mark.parametrize(("limit", "most", "seconds"), [(0, 6, 10.0), (2, 2, 15.0), (1, 1, 30.0)])
+def test_environments_step_in_turns(limit, most, seconds):
+    """The wait for a turn is no delay of the environment; one that hangs gives its turn back."""
+    Slow.made = Slow.active = Slow.most = 0
+    options = {"environment_concurrency": limit, "environment_timeout": 10.0}
+
+    async def main():
+        episodes = episodes_of(world=lambda _: Slow(), said=("a",), max_turns=5, **options)
+        runs = [
+            episodes.run(PROMPT, AttemptId(0, number, 0), PolicyVersion(0, 4), Sampling(max_tokens=8))
+            for number in range(6)
+        ]
+        ended = await asyncio.gather(*runs)
+        return [trajectory.meta.status for trajectory in ended], asyncio.get_running_loop().time()
+
+    statuses, took = clock.run(main())
+    assert statuses == [AttemptStatus.FAILED if number == 2 else AttemptStatus.FINISHED for number in range(6)]
+    assert Slow.most == most and Slow.active == 0
+    assert took == seconds  # five times four calls of a second, and one of ten
 
 
 def test_a_grader_without_a_verdict_is_a_failure():

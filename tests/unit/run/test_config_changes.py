@@ -30,6 +30,7 @@ def written(tmp_path):
         "learner.optimizer.schedule=cosine",
         "evaluation.every=5",
         "rollout.environment_timeout=7",
+        "rollout.environment_concurrency=2",
         "steps=301",
     ],
 )
