@@ -6,7 +6,7 @@ between two steps.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphon.algorithms.routing import Routers, find_routers
-from antiphon.core.errors import StateError, WeightsError
+from antiphon.core.errors import StateError, UserCodeError, WeightsError
 from antiphon.core.types import (
     MIXED_CACHE,
     ROUTED_EXPERTS,
@@ -28,6 +28,7 @@ from antiphon.core.types import (
     StreamSpec,
     WeightsUpdate,
 )
+from antiphon.core.user_errors import find_definition, name_user_errors
 from antiphon.engines.config import EngineKind
 from antiphon.engines.deltas import Delta
 from antiphon.engines.native.attention import KVCache, make_flat_batch
@@ -78,7 +79,7 @@ class NativeEngine:
         self._routers = Routers(find_routers(self.model)) if config.routed_experts else None
         self.max_length = max_sequence_length(self.model, config.max_length)
         self.capacity = config.slots
-        self._config = config
+        self.config = config
         self._receive = receive
         self._tokenizer = tokenizer
         self._clock = clock
@@ -164,7 +165,7 @@ class NativeEngine:
     def wake(self) -> None:
         """Move the weights back to the device and admit requests again."""
         self._move(self._device)
-        self._cache = self._cache or KVCache(self._config.slots)
+        self._cache = self._cache or KVCache(self.config.slots)
         self._queue.release("asleep")
 
     def _move(self, device: torch.device) -> None:
@@ -183,7 +184,7 @@ class NativeEngine:
         if self._cache is not None:
             self._queue.admit()
             with torch.inference_mode():
-                plan = plan_step(self._table, self._cache, self._config.prefill_tokens, self._weights_id)
+                plan = plan_step(self._table, self._cache, self.config.prefill_tokens, self._weights_id)
                 if not plan.empty:
                     deltas += self._run_plan(plan, self._cache)
             self._finish_draining()
@@ -216,20 +217,36 @@ class NativeEngine:
         if plan.followers:
             logits = logits[torch.from_numpy(rows).to(logits.device)]
         computed = {} if experts is None else {ROUTED_EXPERTS: experts[rows]}
-        computed.update(self.compute_streams(logits, slots))
+        computed.update(self._own_streams(logits, slots))
         return self._append_tokens(slots, *sample(logits, self._sampling_params(slots)), computed)
 
-    def compute_streams(self, logits: Tensor, slots: Indices) -> ArrayOf:
+    def compute_streams(self, logits: Tensor, requests: Sequence[GenerateRequest]) -> ArrayOf:
         """Return streams of your own for the tokens that are about to be sampled; a subclass overrides this.
 
         Args:
-            logits: Logits [R, V] that the tokens are sampled from, before temperature.
-            slots: Slot [R] of each sequence.
+            logits: Logits [R, V] of the model, in its dtype. Row i is sampled from softmax(logits[i] / temperature), with the
+                temperature of `requests[i].sampling`; 0 is greedy.
+            requests: The request [R] of each row.
 
         Returns:
-            Array [R, …] of each stream; the same streams at every call.
+            One array [R, …] per stream, with the dtype of its spec; the same specs at every call.
         """
         return {}
+
+    def _own_streams(self, logits: Tensor, slots: Indices) -> ArrayOf:
+        """Return checked copies of what `compute_streams` returns: sampling overwrites the logits."""
+        if type(self).compute_streams is NativeEngine.compute_streams:
+            return {}
+        requests = [self._table.requests[slot] for slot in slots.tolist()]
+        found = name_user_errors(self.compute_streams, "engine.kind", type(self).__name__)(logits, requests)
+        try:
+            Streams({**found, MIXED_CACHE: np.zeros(len(slots), np.bool_)})
+        except ValueError as error:
+            place, name = find_definition(type(self).compute_streams), type(self).__name__
+            raise UserCodeError(
+                f"engine.kind: {name}.compute_streams returned wrong arrays: {error} ({place})"
+            ) from error
+        return {spec: np.array(array) for spec, array in found.items()}
 
     def _forward(self, plan: Plan, cache: KVCache) -> tuple[Tensor, NDArray[np.int16] | None]:
         """Run the model on the plan's tokens.

@@ -10,7 +10,7 @@ from antiphon.engines.stops import read_decoder
 
 
 def open_engine(
-    model: str, config: EngineKind, receive: Receive, *, kind: type[NativeEngine] = NativeEngine
+    model: str, config: EngineKind, receive: Receive, *, engine_class: type[NativeEngine] = NativeEngine
 ) -> NativeEngine:
     """Return the engine for the model in a directory, with its tokenizer for stop strings.
 
@@ -18,9 +18,10 @@ def open_engine(
         model: The directory.
         config: The engine's part of the configuration.
         receive: Yields the tensors of new weights.
-        kind: Class of the engine: a subclass for an engine of your own.
+        engine_class: Class of the engine: a subclass for an engine of your own, which finds `engine.options` in
+            `self.config.options`.
     """
-    if config.options:
+    if config.options and engine_class is NativeEngine:
         raise ConfigError(f"engine.options: the native engine has none, and was given {', '.join(config.options)}")
     torch.set_num_threads(config.threads)
-    return kind(model, config, receive=receive, tokenizer=read_decoder(model))
+    return engine_class(model, config, receive=receive, tokenizer=read_decoder(model))

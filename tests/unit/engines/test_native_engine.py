@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from antiphon.core.errors import RequestError, StateError, UnsupportedError, WeightsError
+from antiphon.core.errors import RequestError, StateError, UnsupportedError, UserCodeError, WeightsError
 from antiphon.core.types import FinishReason, GenerateRequest, OnUpdate, Sampling, Streams, StreamSpec, WeightsUpdate
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.engine import NativeEngine
@@ -177,16 +177,16 @@ def test_sample_depends_on_neither_batch_nor_engine() -> None:
 # --- streams of one's own ----------------------------------------------------------------------------------------------
 
 ENTROPY = StreamSpec("entropy", producer="engine")
-PLACE = StreamSpec("place", dtype="int32", shape=(1,), producer="engine")
+LOGIT = StreamSpec("logit", shape=(1,), producer="engine")
 
 
 class WithEntropy(NativeEngine):
-    """The entropy of the distribution that each token is drawn from, and how many tokens came before it."""
+    """The entropy of the distribution that each token is drawn from, and a logit."""
 
-    def compute_streams(self, logits, slots):
-        logprobs = logits.log_softmax(-1)
-        entropy = -(logprobs.exp() * logprobs).sum(-1)
-        return {ENTROPY: entropy.float().numpy(), PLACE: self._table.length[slots].astype(np.int32)[:, None]}
+    def compute_streams(self, logits, requests):
+        temperatures = torch.tensor([request.sampling.temperature for request in requests])
+        entropy = torch.distributions.Categorical(logits=logits / temperatures[:, None]).entropy()
+        return {ENTROPY: entropy.numpy(), LOGIT: logits[:, 3:4].numpy()}
 
 
 def test_streams_of_a_subclass_belong_to_their_tokens() -> None:
@@ -194,17 +194,39 @@ def test_streams_of_a_subclass_belong_to_their_tokens() -> None:
     host = make_host(slots=3, prefill_tokens=7)
     host.engine = WithEntropy(host.model, host.config, receive=host._receive)
     for i in range(6):
-        host.add(f"r{i}", prompt(i // 2, 5 + 6 * (i // 2)), max_tokens=4 + i, seed=i)
+        host.add(f"r{i}", prompt(i // 2, 5 + 6 * (i // 2)), max_tokens=4 + i, seed=i, temperature=0.5 + i / 4)
         host.step(i % 2)
     host.run()
     for name, request in host.requests.items():
         tokens = [*request.tokens.tolist(), *host.tokens(name)]
         streams = Streams.join([delta.streams for delta in host.deltas[name]])
-        assert streams[PLACE][:, 0].tolist() == list(range(len(request.tokens), len(tokens)))
         with torch.no_grad():
             logits = host.reference(torch.tensor([tokens])).logits[0, len(request.tokens) - 1 : -1]
-        expected = torch.distributions.Categorical(logits=logits).entropy()
-        np.testing.assert_allclose(streams[ENTROPY], expected, atol=1e-4)
+        probabilities = (logits / request.sampling.temperature).softmax(-1).double()
+        np.testing.assert_allclose(streams[ENTROPY], -(probabilities * probabilities.log()).nansum(-1), atol=1e-4)
+        np.testing.assert_allclose(streams[LOGIT], logits[:, 3:4], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        ({ENTROPY: np.zeros(1, np.float64)}, "float64"),
+        ({ENTROPY: np.zeros((1, 2), np.float32)}, "(2,)"),
+        ({ENTROPY: np.zeros(2, np.float32)}, "'entropy': 2"),
+        (None, "TypeError"),
+    ],
+)
+def test_wrong_streams_of_a_subclass_end_the_run_with_their_place(found, told) -> None:
+    class Wrong(NativeEngine):
+        def compute_streams(self, logits, requests):
+            return found or len(3)
+
+    host = make_host(slots=1)
+    host.engine = Wrong(host.model, host.config, receive=host._receive)
+    host.add("r", prompt(0, 5), max_tokens=2)
+    with pytest.raises(UserCodeError) as caught:
+        host.run()
+    assert told in str(caught.value) and "test_native_engine.py:" in str(caught.value)
 
 
 # --- ends --------------------------------------------------------------------------------------------------------------
