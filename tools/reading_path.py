@@ -160,7 +160,18 @@ def find_errors(text: str) -> list[str]:
         or int(said["files"]) != len(files)
     ):
         errors.append(f'the page must say "`{total}` lines in {len(files)} files"')
-    return errors + find_unreached(text)
+    return errors + find_unreached(text) + find_unknown_names(text)
+
+
+def find_unknown_names(text: str) -> list[str]:
+    """Return an error for each name in the text of a row that no source has."""
+    words = {word for path in (ROOT / "antiphon").rglob("*.py") for word in re.findall(r"\w+", path.read_text("utf-8"))}
+    return [
+        f"row {row['row']}: no source has `{name}`"
+        for row in ROW.finditer(text)
+        for name in re.findall(r"`([A-Za-z_][\w.]*)`", row["text"])
+        if simple_name(name) not in words
+    ]
 
 
 def update(text: str) -> str:

@@ -24,8 +24,9 @@ ADVANTAGES = Registry(
     {name: f"antiphon.algorithms.advantages:{name}" for name in _ADVANTAGES.split()}
     | {name: f"antiphon.algorithms.turn_advantages:{name}" for name in _TURN_ADVANTAGES.split()}
     | {"nothing": "antiphon.algorithms.advantages:zero"},
+    callables=True,
 )
-LOSSES = Registry("loss", {name: f"antiphon.algorithms.losses:{name}" for name in _LOSSES.split()})
+LOSSES = Registry("loss", {name: f"antiphon.algorithms.losses:{name}" for name in _LOSSES.split()}, callables=True)
 STREAM_SPECS = Registry("stream", {name: f"antiphon.core.types:{name.upper()}" for name in STREAMS})
 
 

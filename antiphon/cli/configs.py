@@ -45,7 +45,7 @@ def refuse_both(overwrite: bool, resume: bool) -> None:
 
 
 @contextmanager
-def name_places(path: str, overrides: list[str] | None) -> "Iterator[None]":
+def locate_errors(path: str, overrides: list[str] | None) -> "Iterator[None]":
     """Name file and line in configuration errors of a run's start, as the loader does in those that it finds itself."""
     from antiphon.core.config import locate_mistakes
     from antiphon.run.config import RunConfig
@@ -123,14 +123,20 @@ def require_models(paths: Iterable[str]) -> None:
         check_weights(Path(path))
 
 
-def print_run(run: "RunConfig", path: str, overrides: list[str] | None) -> None:
-    """Print the resolved configuration of a run as YAML, with derived sizes as comments."""
+def print_run(run: "RunConfig", path: str, overrides: list[str] | None, *, trains: bool = False) -> None:
+    """Print the resolved configuration of a run as YAML, with derived sizes as comments.
+
+    If the run `trains` by reinforcement learning, its servers are checked too.
+    """
+    from antiphon.run.config_checks.servers import check_servers
     from antiphon.run.config_checks.user_functions import check_import_paths
     from antiphon.run.launch.model_checks import check_meshes
     from antiphon.run.memory import memory_estimate
     from antiphon.run.model_files import count_parameters
 
     check_import_paths(run)
+    if trains:
+        check_servers(run, dry_run=True)
     check_meshes(run, Path(run.model.path))
     print_config(run, path, overrides)
     print_derived(run.derived())

@@ -43,7 +43,8 @@ def why(
         str,
         typer.Argument(
             metavar="ID",
-            help="[lineage:]group.sibling.try for an attempt, with @[segment:]token for a token; group[.sibling] lists.",
+            help="An attempt, group.sibling.try (of lineage 1, 1:group.sibling.try); one of its tokens, with @token or"
+            " @segment:token; or a list of attempts, group or group.sibling.",
         ),
     ],
 ) -> None:

@@ -41,4 +41,5 @@ def options(
             hint = f"; similar are {', '.join(similar)}" if similar else ""
             raise ConfigError(f"there is no such key{hint}", key=key, suggestions=similar)
         print("\n".join(map(str, found)))
-        print(f"{len(found)} keys, without sections; keys of the items of a list are counted once")
+        if len(found) > 1:
+            print(f"{len(found)} keys, without sections; keys of the items of a list are counted once")

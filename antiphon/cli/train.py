@@ -10,7 +10,7 @@ from antiphon.cli.configs import (
     load_for_branch,
     load_for_evaluation,
     load_run,
-    name_places,
+    locate_errors,
     print_run,
     refuse_both,
     require_models,
@@ -33,11 +33,11 @@ def train(
     dashboard: Dashboard = None,
 ) -> None:
     """Train with reinforcement learning, after a supervised warm start if the configuration has one."""
-    with exit_on_error(), name_places(config, overrides):
+    with exit_on_error(), locate_errors(config, overrides):
         run = load_run(config, overrides)
         refuse_both(overwrite, resume)
         if dry_run:
-            print_run(run, config, overrides)
+            print_run(run, config, overrides, trains=True)
             return
         require_models(run.models)
         if run.placement.auto:
@@ -100,7 +100,7 @@ def _place_automatically(run: "RunConfig") -> "RunConfig":
 
 def sft(config: ConfigPath, overrides: Overrides = None, dry_run: DryRun = False, overwrite: Overwrite = False) -> None:
     """Fine-tune on the reference responses of the prompts, as the configuration's `sft` says."""
-    with exit_on_error(), name_places(config, overrides):
+    with exit_on_error(), locate_errors(config, overrides):
         run = load_run(config, overrides)
         if run.sft is None:
             raise ConfigError("is missing; give at least sft.steps", key="sft", path=str(config))
@@ -183,7 +183,7 @@ def check(
 
     Of a task with an environment, the environment is reset and takes one step.
     """
-    with exit_on_error(), name_places(config, overrides):
+    with exit_on_error(), locate_errors(config, overrides):
         run = load_run(config, overrides)
         from antiphon.run.reward_checks import check_rewards
 

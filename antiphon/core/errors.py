@@ -6,11 +6,12 @@ those of `REFUSALS` when an engine raises them about one request: then its attem
 AntiphonError
 ├── ConfigError        a key, a value or a combination in the configuration; names file, path, value and what is valid
 ├── DataError          a dataset, model or file that is missing or not what was promised
-├── WorkerDiedError         a worker process is gone; carries the traceback it left, or the signal that ended it
+├── WorkerDiedError    a worker process is gone; carries the traceback it left, or the signal that ended it
 ├── StallError         a wait ran past its deadline; carries the table of who waits for whom, and the key of the deadline
 ├── BudgetError        the models that rewards ask have cost all that they may
 ├── NonFiniteError     a gradient is not finite, and such updates are not, or not any longer, to be skipped
 ├── FreshnessError     a group older than the asynchronous ratio allows was about to be trained on (a bug, never data)
+├── UserCodeError      a function of the user that the configuration names raised an error; names file and line
 ├── RolloutError       no attempt succeeds any more; carries the last failure
 ├── StateError         a call or an event in a state that does not allow it, such as `sleep` while an engine runs requests
 ├── RecordError        the record of a run cannot be written, or is not one that can be gone on from

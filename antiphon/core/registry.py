@@ -30,12 +30,14 @@ class Registry:
         kind: What the objects are, for error messages, such as `environment`.
         built_in: Import path of each name that this package brings.
         group: Entry-point group in which other packages register more names. A built-in name wins over theirs.
+        callables: The objects are functions or classes; anything else is refused.
     """
 
-    def __init__(self, kind: str, built_in: Mapping[str, str], group: str = "") -> None:
+    def __init__(self, kind: str, built_in: Mapping[str, str], group: str = "", *, callables: bool = False) -> None:
         self.kind = kind
         self.shipped = dict(built_in)
         self.group = group
+        self.callables = callables
 
     @cached_property
     def built_in(self) -> dict[str, str]:
@@ -62,7 +64,11 @@ class Registry:
     def resolve(self, name: str, key: str = "") -> Any:
         """Import the object that `name` stands for; `ConfigError` if there is no such name, module or attribute."""
         path = self.built_in.get(self.check(name, key), name)
-        return import_path(path, self.kind, key)
+        found = import_path(path, self.kind, key)
+        if self.callables and not callable(found):
+            message = f"{self.kind} {name!r} must be a function or a class, and is a {type(found).__name__}"
+            raise ConfigError(message, key=key, value=name)
+        return found
 
 
 def import_path(path: str, kind: str = "object", key: str = "") -> Any:

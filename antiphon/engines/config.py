@@ -41,8 +41,8 @@ class EngineKind(Config):
     """`native`, `vllm`, `server` (run by others, see `options`), a name that an installed package registers, or
     package.module:attribute."""
     python: str = ""
-    """The interpreter that runs the engines, such as envs/vllm/bin/python: for an engine whose packages cannot be ours. Empty
-    is the one that runs everything else."""
+    """The interpreter that runs the engines, such as envs/vllm/bin/python: for an engine whose packages conflict with
+    Antiphon's. Empty: the run's own interpreter."""
     replicas: Annotated[int, unit("engines")] = Field(1, gt=0)
     """Engines of this kind."""
     slots: Annotated[int, unit("sequences")] = Field(64, gt=0)
@@ -103,8 +103,8 @@ class EngineConfig(EngineKind):
     also: tuple[EngineKind, ...] = ()
     """More engines in the same pool, of other kinds or with other settings, after these."""
     minimum: Annotated[int, unit("engines")] = Field(0, ge=0)
-    """A run begins with so many of the pool; the others join when their devices, or servers, are there, and may leave and come
-    back. 0 is all."""
+    """Number of engines that must be ready before the run begins. The others join when their devices or servers are there, and
+    may leave and come back. 0: all."""
 
     @property
     def engine_kinds(self) -> list[EngineKind]:

@@ -31,7 +31,7 @@ from antiphon.engines.generation import Generation
 from antiphon.engines.request_checks import MIN_SERVED_TEMPERATURE, check_sampling_supported, validate_request
 from antiphon.engines.request_queue import Continuation, Progress, RequestQueue
 from antiphon.engines.server_connection import INVALID_STATUSES, ServerConnection
-from antiphon.engines.server_protocols import SERVER_PROTOCOLS, OpenAIProtocol, StreamChunk
+from antiphon.engines.server_protocols import StreamChunk, open_protocol
 from antiphon.engines.stops import FINISH_REASONS, StopRule, read_decoder
 from antiphon.weights.base import CHANNELS
 from antiphon.weights.shared_directory import shared_directory
@@ -81,7 +81,7 @@ class ServerEngine(InferenceEngine):
         self._model = model
         self._name = options.model
         self._channel = channel
-        self._protocol: OpenAIProtocol = SERVER_PROTOCOLS.resolve(options.flavour, "engine.options.flavour")(self.url)
+        self._protocol = open_protocol(options.flavour, self.url)
         self._decoder = read_decoder(str(model))
         key = read_secret(options.key) if options.key else ""
         self._connection = ServerConnection(self.url, key, self._on_death)
@@ -123,7 +123,7 @@ class ServerEngine(InferenceEngine):
         spread = []  # between the highest log-probs, at temperatures 1 and 2
         for temperature in (1.0, 2.0):
             top = await self._protocol.top_logprobs(self._call, body, temperature)
-            spread.append(top[-1] - top[0])
+            spread.append(max(top) - min(top))
         if spread[1] > 0.75 * spread[0]:  # half of it, if log-probs are taken after the temperature
             raise UnsupportedError(
                 f"{self.url} returns log-probs without the temperature: it must return those that tokens are sampled with "
@@ -215,7 +215,7 @@ class ServerEngine(InferenceEngine):
                 text = line.removeprefix("data:").strip()
                 if text.startswith("{"):
                     answer = json.loads(text)
-                    if "error" in answer:
+                    if answer.get("error"):
                         raise _stream_error(answer["error"])
                     chunk = self._protocol.parse_chunk(answer, len(running.tokens) - begun)
                     if chunk is not None and self._accept(running, chunk):
@@ -270,7 +270,8 @@ class ServerEngine(InferenceEngine):
         """Have the server load the checkpoint that `write` writes to a directory."""
         async with self._loading:
             try:
-                with shared_directory("checkpoint", self._options.directory) as folder:
+                directory = self._options.directory
+                with shared_directory("checkpoint", directory, key="engine.options.directory") as folder:
                     shutil.copy(self._model / "config.json", folder)
                     await asyncio.to_thread(write, folder)
                     self._queue.hold("load")

@@ -14,8 +14,11 @@ from antiphon.core.errors import UnsupportedError
 from antiphon.core.registry import Registry
 from antiphon.core.rng import derive
 from antiphon.core.types import GenerateRequest
+from antiphon.core.user_errors import name_user_errors
 
-Call = Callable[..., Awaitable[Any]]  # with a method, a path and a body; returns the server's answer
+Call = Callable[..., Awaitable[Any]]
+"""Sends an HTTP method, a path and a body as JSON; returns the decoded answer. `UnsupportedError` if the server refuses (status
+4xx), `WorkerDiedError` if it fails (5xx) or is gone."""
 
 # Without these a server takes the values of the model's generation_config.json.
 NEUTRAL_SAMPLING = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -27,7 +30,7 @@ class StreamChunk(NamedTuple):
 
     tokens: list[int]
     logprobs: list[float]
-    finish: str | None  # stop, length, or the server's word for another end
+    finish: str | None  # None, stop or length; any other word means that the server is lost
 
 
 class OpenAIProtocol:
@@ -46,7 +49,8 @@ class OpenAIProtocol:
             model: The model's name on the server.
             request: The request.
             sampled: Tokens sampled so far.
-            weights_id: Identifies the weights; a prefix cache reuses only what weights of the same id computed.
+            weights_id: Identifies the weights. It is to be the salt of the server's prefix cache, so that only weights of the
+                same id reuse an entry; if the server has no salt, `push_weights` must empty the cache.
         """
         sampling, tokens = request.sampling, [*request.tokens.tolist(), *sampled]
         return {
@@ -72,7 +76,7 @@ class OpenAIProtocol:
             seen: Tokens of the stream that came before.
 
         Returns:
-            The tokens; missing log-probs are NaN.
+            The tokens, an end token included; missing log-probs are NaN.
 
         Raises:
             UnsupportedError: If not every token comes with its id.
@@ -96,23 +100,27 @@ class OpenAIProtocol:
             raise UnsupportedError(f"{self._url} does not return the log-prob of every token")
 
     async def top_logprobs(self, call: Call, body: dict[str, Any], temperature: float) -> list[float]:
-        """Return the five highest log-probs of the first token, ascending, at a temperature."""
+        """Return the five highest log-probs of the first token at a temperature; `body` is what `request_body` returned."""
         changes = {"temperature": temperature, "logprobs": TOP_LOGPROBS, "stream": False}
         answer = await call("POST", self.path, body | changes)
         if (chunk := self.parse_chunk(answer, 0)) is not None:
             self.check_logprobs(chunk.logprobs)
         return sorted(answer["choices"][0]["logprobs"]["top_logprobs"][0].values())[-TOP_LOGPROBS:]
 
-    async def check_reloadable(self, call: Call, model: Any) -> None:
-        """Raise `UnsupportedError` if the server cannot load weights, or not those of a model of this configuration."""
+    async def check_reloadable(self, call: Call, model_config: Any) -> None:
+        """Raise `UnsupportedError` if the server cannot load weights, or not those of a model with this transformers config."""
         raise UnsupportedError(f"{self._url}: a server of this flavour cannot be given weights")
 
     async def push_weights(self, call: Call, folder: str, weights_id: str) -> None:
-        """Have the server load the checkpoint in a folder and remember its id. No request runs there meanwhile."""
+        """Have the server load the checkpoint in a folder, and remember its id for `weights_id`.
+
+        The folder has `config.json` and safetensors; it is removed when this returns, so this waits until the weights are in
+        use. No request runs there meanwhile. An error gives the server up, and it is tried again later.
+        """
         raise NotImplementedError
 
     async def weights_id(self, call: Call) -> str:
-        """Return the id of the weights that the server holds."""
+        """Return the id of the weights that the server holds: it tells a server that restarted, or has other weights."""
         raise NotImplementedError
 
 
@@ -122,15 +130,15 @@ class VLLMProtocol(OpenAIProtocol):
     loads_weights = True
 
     @override
-    async def check_reloadable(self, call: Call, model: Any) -> None:
+    async def check_reloadable(self, call: Call, model_config: Any) -> None:
         try:
             info = await call("GET", "/server_info?config_format=json")
         except UnsupportedError as error:
             raise UnsupportedError(
                 f"{error}; to be given weights, vLLM must be started with VLLM_SERVER_DEV_MODE=1"
             ) from error
-        odd = ["a head that is tied to the embedding"] * model.tie_word_embeddings
-        odd += ["experts"] * hasattr(model, "num_experts_per_tok")
+        odd = ["a head that is tied to the embedding"] * model_config.tie_word_embeddings
+        odd += ["experts"] * hasattr(model_config, "num_experts_per_tok")
         if odd and info["vllm_config"]["device_config"]["device"] == "cpu":
             raise UnsupportedError(
                 f"{self._url} runs on a CPU, where vLLM's reloading does not pack {' and '.join(odd)}: use "
@@ -191,8 +199,8 @@ class SGLangProtocol(OpenAIProtocol):
         return sorted(each[0] for each in answer["meta_info"]["output_top_logprobs"][0])
 
     @override
-    async def check_reloadable(self, call: Call, model: Any) -> None:
-        await self.weights_id(call)  # every SGLang server is
+    async def check_reloadable(self, call: Call, model_config: Any) -> None:
+        await self.weights_id(call)  # any SGLang server that answers can load weights
 
     @override
     async def push_weights(self, call: Call, folder: str, weights_id: str) -> None:
@@ -203,6 +211,16 @@ class SGLangProtocol(OpenAIProtocol):
         return str((await call("GET", "/get_model_info"))["weight_version"])
 
 
+_METHODS = [
+    "request_body",
+    "parse_chunk",
+    "check_logprobs",
+    "top_logprobs",
+    "check_reloadable",
+    "push_weights",
+    "weights_id",
+]
+
 SERVER_PROTOCOLS = Registry(
     "flavour of servers",
     {
@@ -212,3 +230,13 @@ SERVER_PROTOCOLS = Registry(
     },
     group="antiphon.server_protocols",
 )
+
+
+def open_protocol(flavour: str, url: str) -> OpenAIProtocol:
+    """Return the protocol of a flavour for the server at a URL. Errors of a user's class name the setting and the line."""
+    key = "engine.options.flavour"
+    protocol: OpenAIProtocol = SERVER_PROTOCOLS.resolve(flavour, key)(url)
+    if flavour not in SERVER_PROTOCOLS.shipped:
+        for name in _METHODS:
+            setattr(protocol, name, name_user_errors(getattr(protocol, name), key, f"{flavour}.{name}"))
+    return protocol

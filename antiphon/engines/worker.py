@@ -75,12 +75,12 @@ class EngineWorker(Worker):
     def load(self, update: WeightsUpdate, mode: OnUpdate) -> None:
         """Load new weights; a `WeightsLoaded` event follows when they are in use."""
         self._load_calls += 1
-        with self._name_mode(mode):
+        with self._name_setting_in_refusal(mode):
             self.core.load(update, mode)
         self._note_loads()
 
     @contextmanager
-    def _name_mode(self, mode: OnUpdate) -> Iterator[None]:
+    def _name_setting_in_refusal(self, mode: OnUpdate) -> Iterator[None]:
         """Name the setting in an engine's refusal of a mode."""
         try:
             yield

@@ -21,15 +21,16 @@ def _explain_filter(row: AttemptRow, siblings: list[AttemptRow], config: Mapping
     """Say which setting rejected an attempt's group: `mean_range` comes first, and scores decide it."""
     tasks = config.get("tasks", ())
     bounds = next((task.get("mean_range") for task in tasks if task.get("name") == row.prompt.task), None)
-    scores = [each.score for each in siblings if each.status == row.status]
+    filtered = [each for each in siblings if each.status == row.status]
+    scores = [each.score for each in filtered]
     listed = ", ".join(_format_score(each) for each in scores)
     mean = fmean(score or 0.0 for score in scores)
     if bounds and not bounds[0] <= mean <= bounds[1]:
         return (
             f"mean_range of its task ({bounds}) rejected its complete group, with scores {listed}: the mean is {mean:g}"
         )
-    own = config.get("rollout", {}).get("filter")
-    return f"rollout.filter ({own}) rejected its complete group, with scores {listed}"
+    own, lengths = config.get("rollout", {}).get("filter"), ", ".join(str(each.tokens) for each in filtered)
+    return f"rollout.filter ({own}) rejected its complete group, with scores {listed} and lengths {lengths}"
 
 
 def explain_status(reader: RunReader, row: AttemptRow) -> Iterator[tuple[str, str]]:
@@ -103,7 +104,7 @@ def _explain_update(
     """Yield what the step made of a trajectory: reward, advantage and weight, and whether a gradient came of it."""
     credit = reader.read_credit(row)
     if credit is None:
-        yield "update", "not recorded: the run is older than that, or a user's stage dropped the samples"
+        yield "update", "not recorded: the run was made before this was recorded, or a user's stage dropped the samples"
         return
     yield (
         "update",
@@ -125,10 +126,12 @@ def _explain_gradient(
     algorithm = config.get("algorithm", {})
     if credit.weight == 0:
         masks = _find_masks(reader, row, siblings, algorithm.get("weight") or {})
-        return f"none: algorithm.weight masks it ({', '.join(masks) or 'by a stage of the user'})"
+        return (
+            f"none: algorithm.weight masks it ({', '.join(masks)})" if masks else "none: a stage of your own masks it"
+        )
     if credit.signal == 0:
         why = _explain_zero(row, [each.score or 0.0 for each in siblings if each.status == AttemptStatus.TRAINED])
-        return f"none of its score: its advantage is 0 at every token{why}. KL and entropy terms do not depend on it"
+        return f"its score gives none: its advantage is 0 at every token{why}. KL and entropy terms do not depend on it"
     return (
         f"possible at {credit.signal} of its tokens, whose weight and advantage are not 0; the loss may clip it there"
     )
@@ -143,7 +146,7 @@ def _find_masks(reader: RunReader, row: AttemptRow, siblings: list[AttemptRow], 
     group = [reader.read_metas(str(each.file))[each.made_by] for each in trained]
     applied = {key: trajectory_weights([group], LossWeightConfig(**{key: weight[key]})) for key in masks}
     number = trained.index(row)
-    return [key for key, (weights,) in applied.items() if not weights[number]] or masks
+    return [key for key, (weights,) in applied.items() if not weights[number]]
 
 
 def _explain_zero(row: AttemptRow, scores: list[float]) -> str:

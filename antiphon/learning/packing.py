@@ -12,7 +12,7 @@ from antiphon.core.types import FloatArray, Pack, Sample, Segment, Streams, Stre
 from antiphon.learning.prefix_tree import Span, SpanPath, build_prefix_tree, owners_in_pack
 
 PACK_ARRAYS = tuple(spec.name for spec in fields(Pack) if spec.name != "streams")
-_ONE_PIECE = {"lengths": 1, "parents": -1, "owners": 0, "ends": 0}
+_ONE_SPAN = {"lengths": 1, "parents": -1, "owners": 0, "ends": 0}
 
 
 class WeightedSample(NamedTuple):
@@ -81,7 +81,7 @@ def split_packs(
 def padding_pack(pack: Pack) -> Pack:
     """Return a pack of the first token of another, without loss: for a rank that has nothing to compute."""
     first = {name: getattr(pack, name)[:1] for name in PACK_ARRAYS}
-    alone = {name: np.full(1, value, np.int32) for name, value in _ONE_PIECE.items()}
+    alone = {name: np.full(1, value, np.int32) for name, value in _ONE_SPAN.items()}
     no_loss = {"loss_mask": np.zeros(1, np.bool_), "coefficients": np.zeros(1)}
     return Pack(**(first | alone | no_loss), streams=Streams({spec: pack.streams[spec][:1] for spec in pack.streams}))
 

@@ -33,7 +33,7 @@ def balance_packs(packs: Sequence[Pack], ranks: int) -> tuple[tuple[Pack, ...], 
 
 def estimate_work(pack: Pack) -> float:
     """Return what a pack costs to compute, in tokens: its own, and the pairs of tokens in attention."""
-    depth = np.zeros(len(pack.lengths))  # tokens from the beginning of each piece's sequence to its end
-    for piece, (length, parent) in enumerate(zip(pack.lengths, pack.parents, strict=True)):
-        depth[piece] = length + (depth[parent] if parent >= 0 else 0)
+    depth = np.zeros(len(pack.lengths))  # tokens from the beginning of each span's sequence to its end
+    for span, (length, parent) in enumerate(zip(pack.lengths, pack.parents, strict=True)):
+        depth[span] = length + (depth[parent] if parent >= 0 else 0)
     return float(pack.lengths.sum() + (pack.lengths * depth).sum() / PAIRS_PER_TOKEN)

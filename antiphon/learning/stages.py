@@ -50,6 +50,7 @@ STAGES = Registry(
         name: f"antiphon.learning.stages:{name}"
         for name in ("annotate", "rewards", "advantages", "update_critics", "update_actor")
     },
+    callables=True,
 )
 
 

@@ -71,6 +71,7 @@ class AttemptRow:
     score: float | None
     failure: str | None
     arrival: int | None  # sequence number
+    tokens: int | None  # sampled
     file: str | None
     digest: int | None
     origin: str | None
@@ -265,7 +266,7 @@ class RunReader:
     def _attempts(self, condition: str, *values: Any) -> Iterator[AttemptRow]:
         query = (
             "SELECT lineage, grp, sibling, try, task, id, epoch, g.version AS admitted, outcome, status, started, newest,"
-            " a.step AS step, score, failure, arrival, file, digest, origin"
+            " a.step AS step, score, failure, arrival, tokens, file, digest, origin"
             " FROM attempts a JOIN groups g USING (lineage, grp) JOIN prompts USING (prompt) WHERE "
         )
         for row in self._query(query + condition, *values):

@@ -15,7 +15,8 @@ The rules (B groups a step, async ratio α):
 ```
 group    RUNNING ──G usable──▶ COMPLETE ──take──▶ TAKEN ──publish──▶ (released: attempts TRAINED)
             │                     │
-            └─ failed, stale, cancelled, lost; filtered ──▶ (released untrained, at once; what `take` finds too old: at publish)
+            │                     └─ filtered ───────────────▶ (released untrained, at once)
+            └─────────────────────┴─ failed, stale, cancelled, lost ──▶ (the same; what `take` finds too old: at publish)
 attempt  RUNNING ──▶ FINISHED ──▶ TRAINED | FILTERED | STALE | CANCELLED | LOST | FAILED (its group failed)
             └──▶ FAILED | REDUNDANT | STALE | CANCELLED | LOST
 ```
@@ -137,7 +138,7 @@ class Admission:
 
         Args:
             number: After a resume, the number of a group that was live at the checkpoint.
-            begun: After a resume, siblings that an earlier life of the run finished, and the number of the version at which
+            begun: After a resume, siblings that an earlier lineage finished, and the number of the version at which
                 each started.
 
         Returns:

@@ -50,9 +50,9 @@ class EngineSupervisor:
         events: Events,
         *,
         supply: EngineSupply | None,
-        on_loss: Callable[[str], None],
+        report_death: Callable[[str], None],
     ) -> None:
-        self.loss: WorkerDiedError | None = None  # of the last engine, once none will replace it
+        self.final_death: WorkerDiedError | None = None  # of the last engine, once none will replace it
         self.shared_devices_free = asyncio.Event()  # the learner does not use the devices that it shares with engines
         self.shared_devices_free.set()
         self._placement = placement
@@ -63,7 +63,7 @@ class EngineSupervisor:
         self._scaling = supply.scaling if supply else None
         if self._scaling is not None:
             placement.on_idle_change = self._on_idle_change
-        self._on_loss = on_loss
+        self._report_death = report_death
         self._target = supply.target if supply else 0  # engines
         self._restarts = config.engine_restarts if supply else 0
         self._min_engines = 0
@@ -113,7 +113,7 @@ class EngineSupervisor:
             member.idle.clear()
             await self.wait(member.idle.wait(), "empty", "an engine to end its requests")
 
-    async def run_with_weights(self, member: EngineState, load: Awaitable[None]) -> None:
+    async def load_or_remove(self, member: EngineState, load: Awaitable[None]) -> None:
         """Let an engine load weights; kill it and go on without it if it cannot."""
         member.loads += 1
         try:
@@ -140,12 +140,12 @@ class EngineSupervisor:
             self._placement.remove(member)
             self._due.set()
             self._events.add("lost", engine=member.number)
-            self._on_loss(f"{error}; engines left: {len(self._placement.members)}")
+            self._report_death(f"{error}; engines left: {len(self._placement.members)}")
         self._give_up_if_empty(error)
 
     def _give_up_if_empty(self, error: WorkerDiedError) -> None:
         if not (self._placement.members or self._restarts or self._starting):
-            self.loss = error
+            self.final_death = error
             self._placement.fail_pending(error)
             raise error
 
@@ -173,7 +173,7 @@ class EngineSupervisor:
     async def keep_target(self, load_weights: LoadWeights) -> None:
         """Keep starting engines that are missing and closing those not needed; raise `WorkerDiedError` once all are lost."""
         pause = RETRY_SECONDS[0]
-        while self.loss is None:
+        while self.final_death is None:
             self._due.clear()
             if (removable := self._find_removable()) is not None:
                 await self._close(removable)
@@ -184,13 +184,10 @@ class EngineSupervisor:
             else:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, RETRY_SECONDS[1])
-        raise self.loss  # the request that met it may have kept it to itself, as rewards do whose judge is gone
+        raise self.final_death  # the request that met it may have kept it to itself, as rewards do whose judge is gone
 
     async def _start(self, load_weights: LoadWeights) -> bool:
-        """Start an engine; return False if that fails.
-
-        A failure costs no restart while other engines live: the node that it needs may come back.
-        """
+        """Start an engine; return False if that fails. A failed start uses up a restart only if no other engine lives."""
         assert self._supply is not None
         self._restarts, self._starting = self._restarts - 1, True
         try:
@@ -198,13 +195,13 @@ class EngineSupervisor:
         except (WorkerDiedError, StallError) as error:
             self._starting = False
             self._give_up_if_empty(WorkerDiedError(str(error)))
-            self._on_loss(f"no engine takes the place that is free yet: {error}")
+            self._report_death(f"no engine takes the place that is free yet: {error}")
             self._restarts += bool(self._placement.members)
             return False
         self._starting = False
         if member.asleep:
             await self.run_unless_dead(member, member.engine.sleep())
-        await self.run_with_weights(member, load_weights(member.engine))
+        await self.load_or_remove(member, load_weights(member.engine))
         self._placement.dispatch()
         self.scale_up()
         return True

@@ -91,7 +91,7 @@ class EpisodeLoop:
             return
         self._environment = await self._call(unparsed, self._make_environment, prompt)
         seed = derive(prompt.seed, "environment")
-        observation, info = await self._call_in_turn(as_reset, self._environment.reset, seed)
+        observation, info = await self._queue(as_reset, self._environment.reset, seed)
         recording.set_state(info)
         recording.messages.append(Message("user", observation))
         recording.begin_segment(encoder.encode(recording.messages))
@@ -137,8 +137,7 @@ class EpisodeLoop:
             segment.turns.append(turn)
             return False
         state_key = recording.state_key
-        found = await self._call_in_turn(as_step, self._environment.step, action)
-        observation, reward, terminated, truncated, info = found
+        observation, reward, terminated, truncated, info = await self._queue(as_step, self._environment.step, action)
         segment.turns.append(replace(turn, reward=float(reward), state_key=state_key))
         recording.add_info(info)
         if terminated or truncated or last or recording.truncated:
@@ -165,7 +164,8 @@ class EpisodeLoop:
         else:
             recording.begin_segment(prompt)
 
-    async def _call_in_turn(self, parse: Callable[[Any], Any], method: Callable[..., Any], *args: Any) -> Any:
+    async def _queue(self, parse: Callable[[Any], Any], method: Callable[..., Any], *args: Any) -> Any:
+        """Call a method of the environment once a slot is free."""
         async with self._context.step_slots:
             return await self._call(parse, method, *args)
 

@@ -8,7 +8,7 @@ from antiphon.core.types import Group
 
 GroupFilter = Callable[[Group], bool]
 
-FILTERS = Registry("group filter", {"spread": "antiphon.rollout.filters:spread"})
+FILTERS = Registry("group filter", {"spread": "antiphon.rollout.filters:spread"}, callables=True)
 
 
 def spread(group: Group) -> bool:

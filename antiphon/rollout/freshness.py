@@ -63,7 +63,7 @@ def _leaves_time(
 
 
 def find_old_groups(groups: Iterable[LiveGroup], version: PolicyVersion, age: int) -> Iterator[LiveGroup]:
-    """Yield the groups of at least this age, in the order of admission; a taken one ages from its admission."""
+    """Yield the groups of at least this age, in the order of admission; the age of a taken group counts from its admission."""
     old_enough = takewhile(lambda group: group.admitted.age(version) >= age, groups)
     return (group for group in old_enough if group.state is GroupState.TAKEN or group.age(version) >= age)
 

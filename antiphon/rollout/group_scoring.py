@@ -5,7 +5,7 @@ ends with the score that the group's reward then gives it. So the scheduler, the
 
 A redundant attempt that comes later waits for a second round, and is aborted when the first round has completed the group.
 If a round fails, all its attempts fail; each is tried again, and those that wait are scored with them. Fewer than
-`group_size` attempts are never scored: what an earlier life of the run left of a group is generated again.
+`group_size` attempts are never scored: what an earlier lineage left of a group is generated again.
 """
 
 import asyncio

@@ -37,7 +37,7 @@ class EnginePool:
         config: RolloutConfig,
         *,
         events: Events,
-        on_loss: Callable[[str], None] = lambda message: None,
+        report_death: Callable[[str], None] = lambda message: None,
         supply: EngineSupply | None = None,
         preferred_devices: Mapping[str, str] | None = None,
     ) -> None:
@@ -48,7 +48,7 @@ class EnginePool:
             deadlines: Bound every wait.
             config: Scheduling of the run.
             events: Record what happens to engines and requests.
-            on_loss: Receives a message for each engine that died or cannot be started.
+            report_death: Receives a message for each engine that died or cannot be started.
             supply: Starts more engines, and those that replace dead ones, while `watch` runs.
             preferred_devices: Class of devices by task; a task's requests go there while there is room.
         """
@@ -60,7 +60,9 @@ class EnginePool:
         self._order = itertools.count()  # of requests, by age
         self._starting = asyncio.Lock()  # held while an engine starts on a shared device
         self._placement = RequestPlacement(config, events, preferred_devices or {})
-        self._supervisor = EngineSupervisor(self._placement, config, deadlines, events, supply=supply, on_loss=on_loss)
+        self._supervisor = EngineSupervisor(
+            self._placement, config, deadlines, events, supply=supply, report_death=report_death
+        )
         self._supervisor.add_first(engines)
 
     # --- engines -------------------------------------------------------------------------------------------------------
@@ -156,7 +158,7 @@ class EnginePool:
         """
 
         async def load_one(member: EngineState) -> None:
-            await self._supervisor.run_with_weights(member, member.engine.load(update, mode))
+            await self._supervisor.load_or_remove(member, member.engine.load(update, mode))
             await self._wake(member)
             self._placement.dispatch()
 
@@ -166,7 +168,7 @@ class EnginePool:
     async def load_stale(self, update: WeightsUpdate, mode: OnUpdate) -> None:
         """Load weights into those engines that hold older ones. An engine that sleeps stays asleep."""
         stale = [member for member in self._placement.members if member.engine.version < update.version]
-        load = self._supervisor.run_with_weights
+        load = self._supervisor.load_or_remove
         await asyncio.gather(*(load(member, member.engine.load(update, mode)) for member in stale))
         self._placement.dispatch()
 
@@ -202,8 +204,8 @@ class EnginePool:
 
     async def _generate(self, request: GenerateRequest, on_delta: Callable[[Delta], None] | None) -> Completion:
         """Run a request on one engine; return the partial completion if the engine dies."""
-        if self._supervisor.loss is not None:
-            raise self._supervisor.loss
+        if self._supervisor.final_death is not None:
+            raise self._supervisor.final_death
         self._placement.outstanding += 1
         number = next(self._order)
         placed = self._placement.enqueue(request, number)

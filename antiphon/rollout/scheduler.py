@@ -91,7 +91,7 @@ class Scheduler:
         Args:
             state: What `state` returned.
             find: Returns a prompt by task, id and epoch.
-            reusable: Finished rollouts of earlier lives of the run, to be used instead of new ones.
+            reusable: Finished rollouts of earlier lineages, to be used instead of new ones.
         """
         self._reusable = reusable
         self.admission.next_group = state["next_group"]
@@ -190,7 +190,7 @@ class Scheduler:
             opened.sampling_task = self._owner.create_task(sampling, name=f"group {group}")
 
     def _reuse_rollout(self, attempt: AttemptId, rollout: ReusableRollout) -> None:
-        """End an attempt at once with what an earlier life of the run has finished."""
+        """End an attempt at once with what an earlier lineage has finished."""
         trajectory = rollout.trajectory(attempt)
         self.bias_meter.record_dispatch(trajectory.meta.task, trajectory.meta.prompt_id)
         self._ledger.add_reused_trajectory(trajectory, rollout.origin, rollout.file)
@@ -310,7 +310,7 @@ class Scheduler:
         return closed
 
     def _note_scores(self, group: Group) -> None:
-        """Show a group that is about to end; one that is alive at a checkpoint is complete again after a resume."""
+        """Tell the curriculum of a group that ends; not earlier, since one alive at a checkpoint completes once more."""
         if self._observe is not None:
             self._observe(group)
 

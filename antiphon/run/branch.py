@@ -13,7 +13,7 @@ from antiphon.record import safe_files
 from antiphon.record.branch import begin_branch, find_checkpoint
 from antiphon.record.run_dir import convert_write_errors
 from antiphon.record.run_start import RunStart
-from antiphon.run.compose import require_objects
+from antiphon.run.compose import require_attached_objects
 from antiphon.run.config import RunConfig
 from antiphon.run.config_changes import list_changes
 from antiphon.tasks.mixture import Mixture
@@ -53,7 +53,7 @@ def prepare_branch(source: Path, step: int, config: RunConfig, *, overwrite: boo
         mistakes.append(Mistake("steps", message, config.steps))
     if mistakes:
         raise ConfigError.from_mistakes(mistakes)
-    require_objects(config, has_model=(source / "model").is_dir())
+    require_attached_objects(config, has_model=(source / "model").is_dir())
     mixture = Mixture.load(config.tasks, config.seed).state()
     point, state = find_checkpoint(source, step)
     path = Path(config.record.directory, config.name)

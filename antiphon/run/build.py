@@ -13,8 +13,9 @@ from antiphon.record.run_dir import RunDirectory
 from antiphon.record.run_start import RunStart
 from antiphon.rollout.group_hooks import load_group_hooks
 from antiphon.run.components import Components
-from antiphon.run.compose import require_objects
+from antiphon.run.compose import require_attached_objects
 from antiphon.run.config import RunConfig
+from antiphon.run.config_checks.servers import check_servers
 from antiphon.run.config_checks.user_functions import add_declared_needs, check_import_paths
 from antiphon.run.device_sharing import SharedDevices
 from antiphon.run.launch.context import LaunchContext, open_cluster
@@ -31,7 +32,6 @@ from antiphon.run.loop import Run
 from antiphon.run.pack_size import choose_pack_size, keep_pack_size
 from antiphon.run.publisher import WeightPublisher
 from antiphon.run.reward_checks import check_rewards_at_start
-from antiphon.run.server_checks import check_servers
 from antiphon.tasks.rendering import Renderer
 from antiphon.weights.base import TransferContext
 from antiphon.weights.shared_directory import shared_directory
@@ -50,7 +50,7 @@ async def start_run(config: RunConfig, *, overwrite: bool = False, resume: bool 
         config = add_declared_needs(keep_pack_size(config) if resume else config)
         check_import_paths(config)
         run_directory = RunDirectory(Path(config.record.directory, config.name))
-        require_objects(config, has_model=resume and run_directory.built_model.is_dir())
+        require_attached_objects(config, has_model=resume and run_directory.built_model.is_dir())
         tasks = load_tasks(config)  # mistakes in the input are found before anything is started
         check_servers(config)
         check_installed(config.learner.kind)

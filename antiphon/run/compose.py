@@ -63,7 +63,7 @@ def load_config(
     return load(config if isinstance(config, str | Path) else data, overrides, model=RunConfig)
 
 
-def require_objects(config: RunConfig, *, has_model: bool) -> None:
+def require_attached_objects(config: RunConfig, *, has_model: bool) -> None:
     """Raise one `ConfigError` if the configuration names attached objects that this process does not have.
 
     Args:

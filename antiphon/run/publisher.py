@@ -104,7 +104,7 @@ class WeightPublisher:
 
     async def switch_to_generation(self) -> None:
         """Give shared devices to the engines."""
-        await self._take_turn(self._devices.switch_to_generation())
+        await self._wait_for_devices(self._devices.switch_to_generation())
 
     async def wait_saved(self) -> None:
         """Return when the checkpoint that `LearnerAccess.save` began is written."""
@@ -118,9 +118,10 @@ class WeightPublisher:
         """Give shared devices to the learner, once engines have loaded what was published."""
         if self._devices.shared:
             await self.wait_loaded()
-            await self._take_turn(self._devices.switch_to_training())
+            await self._wait_for_devices(self._devices.switch_to_training())
 
-    async def _take_turn(self, switch: Awaitable[None]) -> None:
+    async def _wait_for_devices(self, switch: Awaitable[None]) -> None:
+        """Wait until shared devices have passed from engines to the learner, or back."""
         await self._waits(switch, "turn", "devices that are shared")
 
     async def _publish(self, version: PolicyVersion) -> None:
@@ -130,7 +131,7 @@ class WeightPublisher:
         hit("publish")
         publishing = self._devices.training.publish(version.n, self._transfer)
         update = await self._waits(publishing, "publish", "the learner")
-        await self._take_turn(self._devices.end_training())
+        await self._wait_for_devices(self._devices.end_training())
         self._ledger.add_version(version, update.manifest.digest if update.manifest else None)
         self.version, self._published = version, update
         hit("published")

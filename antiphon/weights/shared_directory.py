@@ -15,12 +15,13 @@ LOCK = ".antiphon-lock"  # a file in each shared directory; the process that mad
 
 
 @contextmanager
-def shared_directory(name: str, parent: str = "") -> Iterator[Path]:
+def shared_directory(name: str, parent: str = "", *, key: str = "weights.directory") -> Iterator[Path]:
     """Make a directory for the duration of the context, and remove directories that killed processes left behind.
 
     Args:
         name: Part of the name of the directory.
         parent: Where to make it; by default in shared memory, or in the temporary folder if the platform has none.
+        key: Configuration key of `parent`, for the error.
 
     Raises:
         ConfigError: If the directory cannot be made.
@@ -30,7 +31,7 @@ def shared_directory(name: str, parent: str = "") -> Iterator[Path]:
         path, lock = _make_locked(name, parent)
     except OSError as error:
         message = f"cannot write to {str(_parent_directory(parent))!r}: {error.strerror}"
-        raise ConfigError(message, key="weights.directory", value=parent) from error
+        raise ConfigError(message, key=key, value=parent) from error
     try:
         yield path
     finally:

@@ -14,7 +14,7 @@ CODE = """
     from antiphon.core.types import StreamSpec
     from antiphon.learning.step import by_key
 
-    from my_engine import ENTROPY
+    from my_streams import ENTROPY
 
     LETTERS = StreamSpec("letters")
 
@@ -39,8 +39,9 @@ CODE = """
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_streams_of_an_engine_and_of_texts_reach_the_loss(project, workers):
-    (engine,) = re.findall(r"```python\n# my_engine.py\n(.*?)```", PAGE, re.DOTALL)
-    (project.folder / "my_engine.py").write_text(engine)
+    for name in ("my_streams.py", "my_engine.py"):
+        (code,) = re.findall(rf"```python\n# {name}\n(.*?)```", PAGE, re.DOTALL)
+        (project.folder / name).write_text(code)
     (project.folder / "own_parts.py").write_text(textwrap.dedent(CODE))
     path = project.config(
         engine={"kind": "my_engine:open_entropy"},
@@ -48,7 +49,8 @@ def test_streams_of_an_engine_and_of_texts_reach_the_loss(project, workers):
         learner={
             "stages": ["annotate", "own_parts:count_letters", "rewards", "advantages", "update_critics", "update_actor"]
         },
-        rollout={"groups_per_step": 2, "group_size": 4, "timeout": 120, "async_ratio": 0, "workers": workers},
+        rollout={"groups_per_step": 2, "group_size": 4, "timeout": 120, "async_ratio": 0, "workers": workers}
+        | {"sampling": {"max_tokens": 8, "temperature": 0.7}},
     )
     done = project.run("train", path)
     assert done.returncode == 0, done.stderr

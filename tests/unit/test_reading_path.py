@@ -27,6 +27,7 @@ def test_every_step_names_a_function():
         ("`Run._steps` ", "`Run._steps` 9", "the page says 9"),
         (" files, each", "0 files, each", "the page must say"),
         ("| 2 | ", "| 3 | ", "not numbered from 1"),
+        ("`resume_after_deaths` resumes", "`run_again_and_again` resumes", "no source has `run_again_and_again`"),
         ("`Scheduler.admit` ", "`Scheduler.take_group_count` ", "no function before `Scheduler.take_group_count`"),
     ],
 )

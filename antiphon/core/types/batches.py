@@ -59,16 +59,16 @@ class Sample:
 class Pack:
     """One micro-batch: samples concatenated without padding.
 
-    A prefix that several samples share is present once: the pack is a forest of pieces, and a sample is the path from a
-    root to its last piece. The divisors in `coefficients` are counts of the whole update, so the sum over packs is the
+    A prefix that several samples share is present once: the pack is a forest of spans, and a sample is the path from a
+    root to its last span. The divisors in `coefficients` are counts of the whole update, so the sum over packs is the
     update's loss however it is divided into packs.
     """
 
     tokens: IntArray  # [T]
-    lengths: IntArray  # [S] of the pieces, sums to T
-    parents: IntArray  # [S] the piece that each one continues, which comes before it; -1 for a beginning
-    owners: IntArray  # [S] index of the sample that has the loss of each piece
-    ends: IntArray  # [samples] the last piece of each
+    lengths: IntArray  # [S] of the spans, sums to T
+    parents: IntArray  # [S] the span that each one continues, which comes before it; -1 for a beginning
+    owners: IntArray  # [S] index of the sample that has the loss of each span
+    ends: IntArray  # [samples] the last span of each
     loss_mask: BoolArray  # [T] true where the coefficient is not 0
     logprobs: FloatArray  # [T] with which the tokens were sampled: `LossInputs.old_logprobs`
     advantages: FloatArray  # [T]
@@ -93,12 +93,12 @@ class Pack:
             raise ValueError(f"Pack.lengths sum to {int(self.lengths.sum())}, expected {len(self.tokens)}")
         if len(self.parents) != len(self.lengths) or (self.parents >= np.arange(len(self.lengths))).any():
             raise ValueError(
-                f"Pack.parents {self.parents.tolist()} are not a forest of {len(self.lengths)} pieces in order"
+                f"Pack.parents {self.parents.tolist()} are not a forest of {len(self.lengths)} spans in order"
             )
         if len(self.owners) != len(self.lengths) or not is_within(self.owners, self.ends):
-            raise ValueError(f"Pack.owners {self.owners.tolist()} are not those of {len(self.lengths)} pieces")
+            raise ValueError(f"Pack.owners {self.owners.tolist()} are not those of {len(self.lengths)} spans")
         if not is_within(self.ends, self.lengths):
-            raise ValueError(f"Pack.ends {self.ends.tolist()} are none of {len(self.lengths)} pieces")
+            raise ValueError(f"Pack.ends {self.ends.tolist()} are none of {len(self.lengths)} spans")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ class Turn:
     sampling: Sampling
     finish: FinishReason = FinishReason.STOP
     reward: float | None = None
-    state_key: str | None = None
+    state_key: str | None = None  # name of the environment's state before the turn: advantages compare equal states
     tool_calls: tuple[Any, ...] = ()
     timing: Timing = Timing()
     engines: tuple[int, ...] = ()  # that sampled it

@@ -60,7 +60,7 @@ class EngineCounters:
 class NativeEngine:
     """An `EngineCore` on torch for decoder models of transformers.
 
-    `model` is taken over (see `models.prepare`) or loaded from a directory; `tokenizer` is needed for stop strings only;
+    `model` is taken over (see `models.prepare_model`) or loaded from a directory; `tokenizer` is needed for stop strings only;
     `receive` opens an update's tensors by name. `version` is that of the weights in use.
     """
 

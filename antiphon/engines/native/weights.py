@@ -18,8 +18,8 @@ Named = Iterable[tuple[str, Tensor]]
 def copy_weights(model: PreTrainedModel, tensors: Named) -> None:
     """Copy named `tensors` into the parameters of `model`, converting dtype and device.
 
-    Every parameter must come, under one of its names if it is tied to another, or as files have it; buffers may. Tensors are
-    copied in turn, several at once on a CPU, so a failure leaves the model half written.
+    Every parameter must be among them, under any of its tied names or its name in checkpoint files; buffers are optional.
+    Tensors are copied in turn, several at once on a CPU, so a failure leaves the model half written.
 
     Raises:
         WeightsError: A tensor is unknown, misshapen or missing; the message names it.

@@ -169,7 +169,7 @@ async def start_engines(
         deadlines,
         rollout,
         events=events,
-        on_loss=report,
+        report_death=report,
         supply=EngineSupply(start=starter.start_replacement, target=starter.wanted, scaling=starter.scaling),
         preferred_devices=prefers,
     )

@@ -30,6 +30,7 @@ REWARDS = Registry(
         "judge": "antiphon.tasks.rewards.judge:Judge",
         "reward_model": "antiphon.tasks.rewards.reward_model:RewardModel",
     },
+    callables=True,
 )
 
 ASYNCHRONOUS = frozenset({"judge", "reward_model"})  # listed, because importing the others is slow
@@ -38,7 +39,7 @@ COMPOSED = frozenset({"composed"})  # rewards whose option `parts` names others
 
 USING_RESOURCES = frozenset({"code", "judge", "reward_model"})  # sandboxes, the network, devices
 
-GROUP_REWARDS = Registry("group reward", {"duplicates": "antiphon.tasks.rewards.duplicates:duplicates"})
+GROUP_REWARDS = Registry("group reward", {"duplicates": "antiphon.tasks.rewards.duplicates:duplicates"}, callables=True)
 
 
 def reads_only_text(name: str, options: Mapping[str, Any]) -> bool:

@@ -1,6 +1,7 @@
 """Names to objects."""
 
 import fractions
+import math
 import sys
 
 import pytest
@@ -52,6 +53,15 @@ def test_an_error_has_the_key_that_it_was_given():
         with pytest.raises(ConfigError) as error:
             NUMBERS.resolve(name, "a.b")
         assert error.value.key == "a.b"
+
+
+def test_what_is_to_be_called_must_be_a_function_or_a_class():
+    functions = Registry("function", {"pi": "math:pi", "floor": "math:floor"}, callables=True)
+    assert functions.resolve("floor") is math.floor and functions.resolve("fractions:Fraction")
+    for name in ("pi", "math:e"):
+        with raises_with(ConfigError, match="float", key="a.b", value=name):
+            functions.resolve(name, "a.b")
+    assert Registry("number", {}).resolve("math:e") == math.e
 
 
 MODULES = {

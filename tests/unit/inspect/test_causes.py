@@ -1,6 +1,7 @@
 """`why` says the cause of every end of an attempt, and whether one that was trained on left a gradient."""
 
 import json
+import re
 import shutil
 import sqlite3
 from contextlib import closing
@@ -94,7 +95,7 @@ def test_cause_is_told_of_each_end(dropped, condition):
             "mean_range of its task ([0.2, 0.8]) rejected its complete group, with scores {scores}: the mean",
         ),
         ([0.2, 0.8], "my:own", "mean_range of its task ([0.2, 0.8]) rejected"),
-        ([0.0, 1.0], "my:own", "rollout.filter (my:own) rejected its complete group, with scores {scores}"),
+        ([0.0, 1.0], "my:own", "rollout.filter (my:own) rejected its complete group, with scores {scores} and lengths"),
     ],
 )
 def test_filtered_attempt_names_the_rule_that_rejected_it(dropped, tmp_path, bounds, own, cause):
@@ -196,8 +197,20 @@ def test_only_masks_that_apply_are_named(tmp_path):
         else:
             assert "masks it" not in told["gradient"]
     assert {("mask_truncated",), ("mask_wrong_over",)} <= found and len(found) > 3
+    assert "a stage of your own masks it" in explain_weight_zero(run, masks)
     change(run, "UPDATE attempts SET file = NULL")
     assert "(mask_truncated, mask_difficulty, mask_wrong_over)" in dict(why(run, name))["gradient"] or not expected
+
+
+def explain_weight_zero(run, masks):
+    """The cause that is told of an attempt that no mask applies to, if its weight is 0 nevertheless."""
+    for name in find(run, "status = 'trained'"):
+        if "masks it" not in dict(why(run, name))["gradient"]:
+            lineage, grp, sibling, number = re.split(r"[:.]", name)
+            place = f"lineage = {lineage} AND grp = {grp} AND sibling = {sibling} AND try = {number}"
+            change(run, f"UPDATE credit SET weight = 0, signal = 0 WHERE {place}")
+            return dict(why(run, name))["gradient"]
+    raise AssertionError("all are masked")
 
 
 def test_score_that_is_the_mean_of_its_group_has_no_advantage(tmp_path):

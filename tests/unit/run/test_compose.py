@@ -7,7 +7,7 @@ import antiphon
 from antiphon.core.errors import ConfigError
 from antiphon.core.objects import is_attached_name
 from antiphon.core.registry import import_path
-from antiphon.run.compose import require_objects
+from antiphon.run.compose import require_attached_objects
 from antiphon.tasks.prompts import load_prompts
 from tests.raising import raises_with
 
@@ -154,8 +154,8 @@ def test_what_cannot_be_is_refused_by_its_key(changes, key):
 def test_a_recorded_object_is_asked_for_by_its_key():
     config = antiphon.load_config(base(), **{"tasks.0.reward": "__main__:mine@0123456789ab"})
     with raises_with(ConfigError, key="tasks.0.reward", value="__main__:mine@0123456789ab"):
-        require_objects(config, has_model=False)
+        require_attached_objects(config, has_model=False)
     model = antiphon.load_config(base(), model="transformers:Model@0123456789ab")
-    require_objects(model, has_model=True)
+    require_attached_objects(model, has_model=True)
     with raises_with(ConfigError, key="model.path"):
-        require_objects(model, has_model=False)
+        require_attached_objects(model, has_model=False)

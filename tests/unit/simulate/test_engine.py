@@ -184,7 +184,7 @@ def test_hung_engine_is_replaced():
         speed = EngineSpeed(slots=1, iteration=1.0)
         engines = [SimulatedEngine(speed, length=lambda r: 6) for _ in range(2)]
         told = []
-        pool = EnginePool(engines, Deadlines(), SCHEDULE, events=Events(), on_loss=told.append)
+        pool = EnginePool(engines, Deadlines(), SCHEDULE, events=Events(), report_death=told.append)
         watch = asyncio.create_task(pool.watch())
         tasks = [asyncio.create_task(pool.generate(request(name))) for name in "ab"]
         await asyncio.sleep(2.5)
