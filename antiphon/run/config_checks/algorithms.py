@@ -22,6 +22,8 @@ from antiphon.core.types import (
     VALUES,
     StreamSpec,
 )
+from antiphon.engines.base import ENGINES
+from antiphon.engines.config import SERVER_KINDS
 from antiphon.run.config_checks.common import Problem, iterate_engines
 
 if TYPE_CHECKING:
@@ -57,6 +59,9 @@ def has_user_functions(config: "RunConfig") -> bool:
 def check_streams(config: "RunConfig", declared: Declarations) -> Iterator[Problem]:
     """Check that each stream which a function reads is computed before it is read."""
     algorithm, missing = config.algorithm, _missing_settings(config)
+    if all(engine.kind in ENGINES.shipped or engine.kind in SERVER_KINDS for _, engine in iterate_engines(config)):
+        own = [spec for spec in declared.needs if spec.producer == "engine" and spec.name not in STREAMS]
+        missing |= dict.fromkeys(own, "engine.kind: an engine of your own that returns it")
     readers: dict[str, list[_Reader]] = {
         "advantages": [_Reader("algorithm.advantage", algorithm.advantage, declared.advantage.needs)],
         "update_actor": [

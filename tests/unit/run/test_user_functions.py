@@ -132,7 +132,8 @@ def test_a_stream_that_a_step_can_compute_is_computed(name):
     ("name", "sections"),
     [
         ("reads_mixed", {}),
-        ("reads_drafted", {}),
+        ("reads_drafted", {"engine": {"kind": "mine:Engine"}}),
+        ("reads_drafted", {"engine": {"also": [{"kind": "mine:Engine"}]}}),
         ("reads_teachers", {"teachers": [{"path": "teacher"}]}),
         ("reads_values", {"critic": {"count": 1}}),
         ("reads_experts", {"engine": {"routed_experts": True}}),
@@ -154,6 +155,8 @@ def test_streams_that_are_computed_first_are_accepted(name, sections):
         ("reads_kl_reward", {}, "algorithm.kl: {coefficient: 0.1, place: reward}"),
         ("reads_entropy_weight", {}, "algorithm.disagreement_mask: 0.2"),
         ("reads_experts", {}, "engine.routed_experts: true"),
+        ("reads_drafted", {}, "engine.kind: an engine of your own that returns it"),
+        ("reads_drafted", {"engine": {"kind": "vllm"}}, "engine.kind: an engine of your own that returns it"),
         ("reads_old_value", {}, "proximal_logprobs"),
         ("reads_surprise", {}, "reference_logprobs"),
         ("reads_surprise", {"learner": stages_with("add_surprise", 5)}, "token_age"),
