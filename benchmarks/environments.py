@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rows, figures = [], {}
-    for name in options.names or ENVIRONMENTS.built_in:
+    for name in options.names or ENVIRONMENTS.known:
         if required_options(name) or not hasattr(ENVIRONMENTS.resolve(name), "expert"):
             continue
         best = measure(name, expert, options.games, options.seconds)

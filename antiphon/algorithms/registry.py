@@ -36,7 +36,7 @@ def built_in_declaration(registry: Registry, name: str) -> Declaration:
     A user's function is not imported: reading a configuration must run no code that it names. What that function declares is
     read when its run starts (`run/config_checks/user_functions.py`).
     """
-    return declaration_of(registry.resolve(name)) if name in registry.built_in else UNDECLARED
+    return declaration_of(registry.resolve(name)) if name in registry.known else UNDECLARED
 
 
 def resolve_loss(algorithm: "AlgorithmConfig") -> Any:

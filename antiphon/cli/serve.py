@@ -77,7 +77,7 @@ def serve_sandboxes(
         if config is not None:
             add_import_folder(config)
         token, given = _read_token(token_file, TOKEN_VARIABLE)
-        names = [name for name in ENVIRONMENTS.built_in if not required_options(name)]
+        names = [name for name in ENVIRONMENTS.known if not required_options(name)]
         names += [name for name in environment or () if "prompt" not in required_options(name)]
         for name in names:
             environment_factory(name, {})

@@ -40,7 +40,7 @@ class Registry:
         self.callables = callables
 
     @cached_property
-    def built_in(self) -> dict[str, str]:
+    def known(self) -> dict[str, str]:
         """Import path of each name, registered names included."""
         registered = {each.name: each.value for each in entry_points(group=self.group)} if self.group else {}
         return {**registered, **self.shipped}
@@ -52,18 +52,18 @@ class Registry:
             name: The name.
             key: Dotted key that the configuration has it under, for the error.
         """
-        if name in self.built_in or ":" in name:
+        if name in self.known or ":" in name:
             return name
-        nearest = difflib.get_close_matches(name, self.built_in, n=1)
+        nearest = difflib.get_close_matches(name, self.known, n=1)
         hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-        names = sorted(self.built_in)
+        names = sorted(self.known)
         valid = f"valid are {', '.join(names)}, or package.module:attribute"
         message = f"unknown {self.kind} {name!r}: {hint}{valid}"
         raise ConfigError(message, key=key, value=name, valid=names, suggestions=nearest)
 
     def resolve(self, name: str, key: str = "") -> Any:
         """Import the object that `name` stands for; `ConfigError` if there is no such name, module or attribute."""
-        path = self.built_in.get(self.check(name, key), name)
+        path = self.known.get(self.check(name, key), name)
         found = import_path(path, self.kind, key)
         if self.callables and not callable(found):
             message = f"{self.kind} {name!r} must be a function or a class, and is a {type(found).__name__}"

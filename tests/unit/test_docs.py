@@ -59,7 +59,7 @@ def test_the_rewards_of_their_page_can_be_built(fragment):
 
 def test_the_page_of_rewards_has_them_all():
     page = (ROOT / "docs" / "rewards.md").read_text() + (TaskConfig.model_fields["reward"].description or "")
-    assert [name for name in REGISTERED.built_in if page.count(f"`{name}`") < 2] == []
+    assert [name for name in REGISTERED.known if page.count(f"`{name}`") < 2] == []
 
 
 FRAGMENTS = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "algorithms.md").read_text(), re.DOTALL)
@@ -111,7 +111,7 @@ def test_the_environments_of_their_page_can_be_made(fragment):
 
 
 def test_the_page_of_environments_has_them_all():
-    assert [name for name in ENVIRONMENTS.built_in if f"| `{name}` |" not in ENVIRONMENTS_PAGE] == []
+    assert [name for name in ENVIRONMENTS.known if f"| `{name}` |" not in ENVIRONMENTS_PAGE] == []
 
 
 def test_pages_name_extras_that_there_are():

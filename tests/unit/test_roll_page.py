@@ -27,10 +27,10 @@ MARKS = {
 }
 NAMES = {
     "algorithm.recipe": RECIPES,
-    "algorithm.advantage": ADVANTAGES.built_in,
-    "algorithm.loss": LOSSES.built_in,
-    "tasks[].reward": REWARDS.built_in,
-    "tasks[].environment": ENVIRONMENTS.built_in,
+    "algorithm.advantage": ADVANTAGES.known,
+    "algorithm.loss": LOSSES.known,
+    "tasks[].reward": REWARDS.known,
+    "tasks[].environment": ENVIRONMENTS.known,
 }
 OPTIONS = {option.key: option for model in MODELS.values() for option in list_options(model)}
 

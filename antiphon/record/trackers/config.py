@@ -134,7 +134,7 @@ class TrackersConfig(Config):
 
     def list_enabled(self) -> list[tuple[str, Config | dict[str, Any]]]:
         """Return the name and the options of each tracker that is on."""
-        built_in = [(name, getattr(self, name)) for name in TRACKERS.built_in]
+        built_in = [(name, getattr(self, name)) for name in TRACKERS.known]
         return [(name, options) for name, options in built_in if options is not None] + list(self.custom.items())
 
 

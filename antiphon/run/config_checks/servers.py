@@ -30,7 +30,7 @@ def check_servers(config: "RunConfig", *, dry_run: bool = False) -> None:
         key = f"{at}.options.flavour"
         imports = servers.flavour not in SERVER_PROTOCOLS.shipped
         if not (imports and dry_run) and not SERVER_PROTOCOLS.resolve(servers.flavour, key).loads_weights:
-            able = [name for name in sorted(SERVER_PROTOCOLS.built_in) if SERVER_PROTOCOLS.resolve(name).loads_weights]
+            able = [name for name in sorted(SERVER_PROTOCOLS.known) if SERVER_PROTOCOLS.resolve(name).loads_weights]
             raise ConfigError(
                 f"a server of flavour {servers.flavour!r} cannot be given weights, and is for "
                 f"`antiphon eval` only; those that can are {', '.join(able)}",

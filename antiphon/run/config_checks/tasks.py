@@ -25,7 +25,7 @@ def check_tasks(config: "RunConfig") -> Iterator[Problem]:
         yield from _check_selection(task, at)
         if task.judge is not None:
             yield from _check_judge_concurrency(config, task, f"{at}.judge.minimum")
-            if task.reward in REWARDS.built_in and task.reward not in ASYNCHRONOUS | COMPOSED:
+            if task.reward in REWARDS.known and task.reward not in ASYNCHRONOUS | COMPOSED:
                 yield f"{at}.judge", f"is not used: reward {task.reward!r} asks no model"
             if ":" in task.judge.path:
                 yield f"{at}.judge.path", f"{task.judge.path!r} must be a directory or a Hugging Face id"

@@ -130,7 +130,7 @@ async def start_models(context: LaunchContext, model: Path) -> tuple[ModelRoles,
     critic_model, teacher_models = await _locate_other_models(context, model)
     if config.algorithm.expert_balance and not {"num_experts", "num_local_experts"} & model_shape(model).keys():
         raise ConfigError(f"the model at {model} has no experts that a loss balances", key="algorithm.expert_balance")
-    kind, critic = LEARNERS.built_in.get(config.learner.kind, config.learner.kind), config.critic
+    kind, critic = LEARNERS.known.get(config.learner.kind, config.learner.kind), config.critic
     learner = launcher.start("learner", kind, model)
     reference: Offloadable | None = None
     if REFERENCE_LOGPROBS in config.algorithm.required_streams:

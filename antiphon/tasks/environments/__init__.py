@@ -56,7 +56,7 @@ def is_blocking(name: str) -> bool:
 def max_turns(name: str, options: Mapping[str, Any]) -> int | None:
     """Return the most turns that an episode of the environment `name` has with these options; None if it sets no limit."""
     limit = options.get("turns")
-    if limit is None and name in ENVIRONMENTS.built_in:
+    if limit is None and name in ENVIRONMENTS.known:
         config = _config_model(ENVIRONMENTS.resolve(name))
         field = config.model_fields.get("turns") if config else None
         limit = field.default if field else None

@@ -48,12 +48,12 @@ def reads_only_text(name: str, options: Mapping[str, Any]) -> bool:
         parts = options.get("parts")
         inner = [part for part in parts.values() if isinstance(part, Mapping)] if isinstance(parts, Mapping) else []
         return all(reads_only_text(str(part.get("reward")), part.get("options") or {}) for part in inner)
-    return name in GROUP_REWARDS.built_in or name in REWARDS.built_in.keys() - USING_RESOURCES
+    return name in GROUP_REWARDS.known or name in REWARDS.known.keys() - USING_RESOURCES
 
 
 def is_asynchronous(name: str) -> bool:
     """Return True if a reward is `async def`, or a class whose `__call__` is. Imports only the user's own rewards."""
-    if name in REWARDS.built_in:
+    if name in REWARDS.known:
         return name in ASYNCHRONOUS
     found = REWARDS.resolve(name)
     called = found if inspect.isroutine(found) else found.__call__  # of a class, or of an instance
@@ -68,7 +68,7 @@ def build_reward(name: str, options: Mapping[str, Any]) -> Any:
     Raises:
         ConfigError: The reward does not exist, or does not take its arguments or `options`.
     """
-    found = None if name in REWARDS.built_in else REWARDS.resolve(name)
+    found = None if name in REWARDS.known else REWARDS.resolve(name)
     if found is not None and has_trl_signature(found):
         return _adapt_trl(found, name, options)
     return _build(REWARDS, name, options, "prompt, transcript")

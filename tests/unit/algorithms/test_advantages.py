@@ -222,7 +222,7 @@ def with_divergence(batch, config):
     return add_kl_rewards(batch, config.kl) if config.kl.in_reward else batch
 
 
-BY_GROUP = sorted(set(ADVANTAGES.built_in) - {"reinforce_plus_plus", "reinforce_plus_plus_baseline"})
+BY_GROUP = sorted(set(ADVANTAGES.known) - {"reinforce_plus_plus", "reinforce_plus_plus_baseline"})
 
 
 @pytest.mark.parametrize("name", BY_GROUP)
@@ -270,7 +270,7 @@ def test_what_critics_are_to_say(batch, config, lambda_):
                 np.testing.assert_allclose(got, sums, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", sorted(ADVANTAGES.built_in))
+@pytest.mark.parametrize("name", sorted(ADVANTAGES.known))
 @given(batch=batches(), config=configs, seed=st.integers(0, 99))
 def test_unsampled_tokens_and_group_order_change_nothing(name, batch, config, seed):
     """Values and log-probs of prompts and observations are nobody's; nor does it matter which group comes first."""
@@ -299,7 +299,7 @@ def _with_noise(one, rng):
     )
 
 
-@pytest.mark.parametrize("name", sorted(ADVANTAGES.built_in))
+@pytest.mark.parametrize("name", sorted(ADVANTAGES.known))
 def test_edges(name):
     """Equal rewards, answers of one token, no groups: always numbers; and no advantage where there is nothing to compare."""
     rng, mask = np.random.default_rng(0), np.array([False, True])

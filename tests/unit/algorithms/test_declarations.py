@@ -29,7 +29,7 @@ def has_no_baseline_alone(name):
         return True
 
 
-@pytest.mark.parametrize("name", sorted(ADVANTAGES.built_in))
+@pytest.mark.parametrize("name", sorted(ADVANTAGES.known))
 def test_grouped_advantages_need_siblings(name):
     """... all others but `reinforce_plus_plus`, which compares with the batch, have an advantage for a sample alone."""
     better, worse = estimate(name, 1.0, 0.0)
@@ -37,7 +37,7 @@ def test_grouped_advantages_need_siblings(name):
     assert declaration_of(ADVANTAGES.resolve(name)).grouped == (needs_others and name != "reinforce_plus_plus")
 
 
-@pytest.mark.parametrize("name", sorted(ADVANTAGES.built_in))
+@pytest.mark.parametrize("name", sorted(ADVANTAGES.known))
 def test_advantages_read_only_declared_streams(name):
     function = ADVANTAGES.resolve(name)
     if VALUES in declaration_of(function).needs:

@@ -58,7 +58,7 @@ def on_tokens(step):
     return [value for sample in step.flat for value in sample.advantages[1:].tolist()]
 
 
-@pytest.mark.parametrize("name", sorted(ADVANTAGES.built_in))
+@pytest.mark.parametrize("name", sorted(ADVANTAGES.known))
 def test_built_in_advantages_are_what_they_were(name):
     step = taken_through(groups_with_references(), advantage=name, **SETTINGS)
     assert on_tokens(step) == pytest.approx(BEFORE[name], abs=2e-5)

@@ -46,7 +46,7 @@ configs = st.builds(
     kimi_tau=st.floats(0, 1),
     cispo_mask=st.booleans(),
 )
-LOSS_NAMES = sorted(set(LOSSES.built_in) - {"sft"})
+LOSS_NAMES = sorted(set(LOSSES.known) - {"sft"})
 
 
 def inputs(rows, requires_grad=False, proximal=True) -> LossInputs:

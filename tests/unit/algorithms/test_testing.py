@@ -17,7 +17,7 @@ from antiphon.core.types import PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS, StreamSpe
 FLAGS, TEACHER = StreamSpec("flags", "bool"), StreamSpec("teacher", "float32", (2,))
 
 
-@pytest.mark.parametrize("name", sorted(LOSSES.built_in))
+@pytest.mark.parametrize("name", sorted(LOSSES.known))
 def test_the_built_in_losses(name):
     check_loss(LOSSES.resolve(name))
 

@@ -135,7 +135,7 @@ def test_returns_are_conserved(turns, apart):
             assert found[began[number]] == pytest.approx(left)
 
 
-@pytest.mark.parametrize("name", sorted(ADVANTAGES.built_in))
+@pytest.mark.parametrize("name", sorted(ADVANTAGES.known))
 def test_trajectories_without_tokens_have_no_advantages(name):
     group = [*trajectory([(0, 5.0), (0, 1.0)], 0), *trajectory([(1, 1.0), (0, 2.0)], 1)]
     found = on_tokens(group, ADVANTAGES.resolve(name)([group], AlgorithmConfig())[0])

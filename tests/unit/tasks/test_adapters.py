@@ -65,7 +65,7 @@ def test_a_library_that_is_not_installed_is_named(name, options, package, monkey
 def test_what_environments_cannot_be_made_without():
     assert required_options("mini_swe") == ("prompt",)
     assert required_options("frozen_lake") == required_options("guess_number") == ()
-    assert all(isinstance(required_options(name), tuple) for name in ENVIRONMENTS.built_in)
+    assert all(isinstance(required_options(name), tuple) for name in ENVIRONMENTS.known)
 
 
 def test_global_generators_are_kept_apart():

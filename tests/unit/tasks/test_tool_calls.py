@@ -13,7 +13,7 @@ from antiphon.tasks.tool_calls import TOOL_FORMATS, Hermes, ParsedResponse, Qwen
 from tests.raising import raises_with
 
 SCHEMAS = {"write": {"type": "object", "properties": {"text": {"type": "string"}, "times": {"type": "integer"}}}}
-FORMATS = {name: TOOL_FORMATS.resolve(name)(SCHEMAS) for name in TOOL_FORMATS.built_in}
+FORMATS = {name: TOOL_FORMATS.resolve(name)(SCHEMAS) for name in TOOL_FORMATS.known}
 
 NAMES = st.text(string.ascii_letters + string.digits + "_-.", min_size=1, max_size=12)
 TAGS = ("<tool_call>", "</tool_call>", "<function=f>", "<function=", "</function>", "<parameter=p>", "</parameter>")

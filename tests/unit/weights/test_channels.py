@@ -27,7 +27,7 @@ from antiphon.weights.manifest import BUCKET_BYTES
 from antiphon.weights.tensors import HostBuffer, pack_tensors
 from tests.raising import raises_with
 
-HERE = sorted(set(CHANNELS.built_in) - {"object_store"})  # that needs Ray, and is tested with it
+HERE = sorted(set(CHANNELS.known) - {"object_store"})  # that needs Ray, and is tested with it
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.int64])
 SHAPES = st.lists(st.integers(1, 7), min_size=1, max_size=3)
