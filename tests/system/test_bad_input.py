@@ -35,20 +35,28 @@ def test_a_misspelt_key(project):
 
 
 def test_servers_that_cannot_be_what_the_run_wants(project):
-    def message_of(rollout=None, **engine):
+    def start(*words, rollout=None, **engine):
         engine = {"kind": "server", "options": {"urls": ["http://127.0.0.1:1"]}, **engine}
-        return error_of(project.run("train", project.config(engine=engine, rollout=rollout or {"on_update": "drain"})))
+        path = project.config(engine=engine, rollout=rollout or {"on_update": "drain"})
+        return project.run("train", path, *words)
+
+    def message_of(**changes):
+        return error_of(start(**changes))
 
     assert "engine.options.urls" in message_of(options={})
     assert "engine.options.flavor" in message_of(options={"urls": ["http://127.0.0.1:1"], "flavor": "vllm"})
     message = message_of(replicas=2)
     assert "engine.replicas" in message and "1 server" in message
-    message = message_of(options={"urls": ["http://127.0.0.1:1"], "flavour": "openai"})
-    assert "engine.options.flavour" in message and "antiphon eval" in message
-    message = message_of(rollout={"on_update": "keep"})
-    assert "rollout.on_update" in message and "recompute" in message
-    message = message_of(options={"urls": ["http://127.0.0.1:1"], "key": "NO_SUCH_KEY"})
-    assert "NO_SUCH_KEY" in message
+    for words in ((), ("--dry-run",)):
+        message = error_of(start(*words, options={"urls": ["http://127.0.0.1:1"], "flavour": "openai"}))
+        assert "engine.options.flavour" in message and "antiphon eval" in message
+        message = error_of(start(*words, rollout={"on_update": "keep"}))
+        assert "rollout.on_update" in message and "recompute" in message
+        message = error_of(start(*words, options={"urls": ["http://127.0.0.1:1"], "flavour": "no_module:Own"}))
+        assert "engine.options.flavour" in message and "no_module" in message
+    secret = {"urls": ["http://127.0.0.1:1"], "key": "NO_SUCH_KEY"}
+    assert "NO_SUCH_KEY" in message_of(options=secret)
+    assert start("--dry-run", options=secret).returncode == 0
     assert "http://127.0.0.1:1 is lost: ConnectError" in message_of()
 
 

@@ -67,9 +67,7 @@ def test_factory_checks_options_and_makes_new_environments() -> None:
 
 
 WITH_EXPERTS = [
-    name
-    for name in ENVIRONMENTS.known
-    if not required_options(name) and hasattr(ENVIRONMENTS.resolve(name), "expert")
+    name for name in ENVIRONMENTS.known if not required_options(name) and hasattr(ENVIRONMENTS.resolve(name), "expert")
 ]
 
 
