@@ -148,6 +148,15 @@ def interval(values: list[float]) -> float:
     return STUDENT[len(values) - 1] * stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
 
 
+def _find_commit() -> str:
+    """Return the commit that is measured; `none` without git, or outside a repository."""
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "none"
+    return done.stdout.strip()
+
+
 def write_result(
     name: str,
     figures: Mapping[str, float],
@@ -169,11 +178,10 @@ def write_result(
     """
     device = device_name()
     path = out or ROOT / "benchmarks" / "results" / device / f"{name}.json"
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     packages = ("torch", "transformers", "numpy")
     result = {
         "command": command or " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
-        "commit": commit.stdout.strip() if commit.returncode == 0 else "none",
+        "commit": _find_commit(),
         "device": device,
         "versions": {"python": platform.python_version(), **{package: version(package) for package in packages}},
         "measures": digest_modules(measures),

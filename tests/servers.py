@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 FLAGS = "--dtype float32 --enforce-eager --block-size 32 --no-enable-chunked-prefill --logprobs-mode processed_logprobs"
@@ -31,6 +32,7 @@ class InferenceServer:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
+        self._address = ("127.0.0.1", port)
         self.url = f"http://127.0.0.1:{port}"
         self._command = [*command, "--host", "127.0.0.1", "--port", str(port)]
         self._log = log
@@ -48,8 +50,17 @@ class InferenceServer:
                     break
             else:
                 raise RuntimeError(self._log.read_text()[-3000:])
+        while not self._listens() and self.lives:  # uvicorn says that it has started before it does
+            time.sleep(0.01)
         self._reader = threading.Thread(target=self._process.stdout.read)  # what nobody reads would stop it
         self._reader.start()
+
+    def _listens(self) -> bool:
+        try:
+            socket.create_connection(self._address, timeout=1).close()
+        except OSError:
+            return False
+        return True
 
     @property
     def lives(self) -> bool:

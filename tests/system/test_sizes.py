@@ -130,6 +130,7 @@ def misfits_of(run):
     return [line for line in find_misfits(MODEL, run, SMALL) if "engine" in line]
 
 
+@pytest.mark.reasoning_gym
 def test_misfit_names_need_and_capacity():
     model, run = read_model_facts(config("learner.mesh={shard: 4}")), config("learner.gradient_checkpointing=false")
     lines = list(find_misfits(model, run, DEVICES["h100"]))
@@ -181,6 +182,7 @@ def test_models_on_meshes_of_their_own_are_planned_so():
     assert any(line.startswith("each critic rank: needs") for line in find_misfits(MODEL, alone, small))
 
 
+@pytest.mark.reasoning_gym
 def test_plan_refuses_a_mesh_that_cannot_divide_the_model():
     with raises_with(ConfigError, key="learner.mesh.expert"):
         read_model_facts(config("learner.mesh={shard: 2, expert: 2}"))
@@ -212,6 +214,7 @@ def test_engines_of_vllm_take_turns_with_what_trains_on_gpus():
     assert found.time_shared["engine"] == {0, 1, 2, 3}
 
 
+@pytest.mark.reasoning_gym
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_recipes_for_clusters_can_be_planned(recipe):
     run = config(recipe=recipe)
@@ -236,6 +239,7 @@ def antiphon(*arguments, cwd=ROOT):
     return subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, cwd=cwd)
 
 
+@pytest.mark.reasoning_gym
 def test_model_without_weights_can_be_planned_not_trained(tmp_path):
     path = str(RECIPES["dense_7b_8gpu"])
     dry = antiphon("train", path, "--dry-run")
