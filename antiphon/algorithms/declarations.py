@@ -71,10 +71,16 @@ def stage(*, needs: Sequence[StreamSpec] = (), produces: Sequence[StreamSpec] = 
 
 def declaration_of(function: Callable[..., Any]) -> Declaration:
     """Return what a function declares, `UNDECLARED` if it declares nothing."""
-    if isinstance(function, functools.partial):  # a function with its options
-        return declaration_of(function.func)
-    declaration: Declaration = getattr(function, _ATTRIBUTE, UNDECLARED)
-    return declaration
+    while True:
+        declaration: Declaration | None = getattr(function, _ATTRIBUTE, None)
+        if declaration is not None:
+            return declaration
+        if isinstance(function, functools.partial):  # a function with its options
+            function = function.func
+        elif hasattr(function, "__wrapped__"):  # a function whose errors are named, or any other with functools.wraps
+            function = function.__wrapped__
+        else:
+            return UNDECLARED
 
 
 def _attach(declaration: Declaration) -> Callable[[F], F]:

@@ -48,6 +48,13 @@ class AntiphonError(Exception):
     """Base of all errors that users see as one message without a traceback."""
 
 
+def first_error(error: BaseException) -> BaseException:
+    """Return the first error inside nested exception groups: the one that caused the others; any other error as it is."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 @dataclass(frozen=True, slots=True)
 class Mistake:
     """One mistake in a configuration.

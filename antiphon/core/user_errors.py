@@ -5,12 +5,13 @@ import inspect
 import os
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType
 from typing import Any, TypeVar, cast
 
-from antiphon.core.errors import AntiphonError, UserCodeError
+from antiphon.core.errors import AntiphonError, UserCodeError, first_error
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -43,27 +44,31 @@ def name_user_errors(function: F, key: str, name: str) -> F:
         name: Its name there.
     """
 
-    def convert(error: Exception) -> UserCodeError:
-        return UserCodeError(f"{key}: {name} failed: {describe_error(error, function)}", key=key, value=name)
+    @contextmanager
+    def convert() -> Iterator[None]:
+        try:
+            yield
+        except AntiphonError:
+            raise
+        except Exception as error:  # named boundary: the user's function, which may have a task group
+            first = first_error(error)
+            if isinstance(first, AntiphonError) or not isinstance(first, Exception):
+                raise first from error
+            message = f"{key}: {name} failed: {describe_error(first, function)}"
+            raise UserCodeError(message, key=key, value=name) from error
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        try:
+        with convert():
             result = function(*args, **kwargs)
-        except AntiphonError:
-            raise
-        except Exception as error:  # named boundary: the user's function
-            raise convert(error) from error
         return wait(result) if inspect.isawaitable(result) else result
 
     async def wait(result: Any) -> Any:
-        try:
+        with convert():
             return await result
-        except AntiphonError:
-            raise
-        except Exception as error:  # named boundary: the user's function
-            raise convert(error) from error
 
+    if not hasattr(function, "__qualname__"):  # an instance
+        call.__qualname__ = name
     return cast(F, call)
 
 

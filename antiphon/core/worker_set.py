@@ -73,7 +73,7 @@ class WorkerSet(Generic[C]):
         self._on_replaced = on_replaced
         self._open: Counter[C] = Counter()  # calls of each live worker
         self._latest: dict[int, C] = {}  # number -> its last worker, which may be dead
-        self._starting = 0  # workers that will take the place of lost ones
+        self._starting = 0  # workers that are being started, or will be
         self._arrived = asyncio.Event()  # there is a worker, or the set has ended
         self._ended = asyncio.Event()
         self._keepers: list[asyncio.Task[None]] = []
@@ -94,6 +94,7 @@ class WorkerSet(Generic[C]):
         """Start all workers; raise the first error if one cannot be started."""
         loop = asyncio.get_running_loop()
         self._ready = [loop.create_future() for _ in range(self._count)]
+        self._starting = self._count
         self._keepers = [loop.create_task(self._keep(*each), name=self._name) for each in enumerate(self._ready)]
         try:
             await asyncio.gather(*self._ready)
@@ -198,7 +199,7 @@ class WorkerSet(Generic[C]):
                 worker = await self._wait(self._start(number), "start", self._patience, self._patience_key)
             except (WorkerDiedError, StallError) as error:
                 if not ready.done():
-                    fail(ready, error)
+                    fail(ready, error)  # the whole set is closed
                     return
                 self._report(f"none of the {self._name} takes the place of one that was lost yet: {error}")
                 if not self._may_retry(error):
@@ -228,8 +229,8 @@ class WorkerSet(Generic[C]):
         self._latest[number] = worker
         self._open[worker] = 0
         self._arrived.set()
+        self._starting -= 1
         if lost is not None:
-            self._starting -= 1
             self._on_replaced(worker, lost)
 
     def _may_replace(self, death: AntiphonError, deaths: int = 0) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from typing_extensions import override
 
-from antiphon.core.errors import UnsupportedError
+from antiphon.core.errors import ConfigError, UnsupportedError
 from antiphon.core.registry import Registry
 from antiphon.core.rng import derive
 from antiphon.core.types import GenerateRequest
@@ -115,7 +115,8 @@ class OpenAIProtocol:
         """Have the server load the checkpoint in a folder, and remember its id for `weights_id`.
 
         The folder has `config.json` and safetensors; it is removed when this returns, so this waits until the weights are in
-        use. No request runs there meanwhile. An error gives the server up, and it is tried again later.
+        use. No request runs there meanwhile. A `WorkerDiedError` of `call` gives the server up, and it is tried again later.
+        Any other error ends the run.
         """
         raise NotImplementedError
 
@@ -235,8 +236,18 @@ SERVER_PROTOCOLS = Registry(
 def open_protocol(flavour: str, url: str) -> OpenAIProtocol:
     """Return the protocol of a flavour for the server at a URL. Errors of a user's class name the setting and the line."""
     key = "engine.options.flavour"
-    protocol: OpenAIProtocol = SERVER_PROTOCOLS.resolve(flavour, key)(url)
-    if flavour not in SERVER_PROTOCOLS.shipped:
-        for name in _METHODS:
-            setattr(protocol, name, name_user_errors(getattr(protocol, name), key, f"{flavour}.{name}"))
+    found = resolve_protocol(flavour, key)
+    if flavour in SERVER_PROTOCOLS.shipped:
+        return found(url)
+    protocol: OpenAIProtocol = name_user_errors(found, key, flavour)(url)
+    for name in _METHODS:
+        setattr(protocol, name, name_user_errors(getattr(protocol, name), key, f"{flavour}.{name}"))
     return protocol
+
+
+def resolve_protocol(flavour: str, key: str) -> type[OpenAIProtocol]:
+    """Return the class of a flavour; `ConfigError` under `key` if it is none that extends `OpenAIProtocol`."""
+    found: Any = SERVER_PROTOCOLS.resolve(flavour, key)
+    if not (isinstance(found, type) and issubclass(found, OpenAIProtocol)):
+        raise ConfigError(f"{flavour!r} must be a class that extends {__name__}.OpenAIProtocol", key=key, value=flavour)
+    return found

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from antiphon.core.errors import REFUSALS, RequestError, UnsupportedError, WeightsError, WorkerDiedError
+from antiphon.core.errors import REFUSALS, RequestError, UnsupportedError, UserCodeError, WeightsError, WorkerDiedError
 from antiphon.core.types import MIXED_CACHE, ROUTED_EXPERTS, GenerateRequest, OnUpdate, WeightsUpdate
 from antiphon.core.workers import Worker
 from antiphon.engines.base import ENGINES, OpenEngine
@@ -129,7 +129,7 @@ class EngineWorker(Worker):
             for spec, key in self._required.items() if len(delta.tokens) else ():
                 if spec not in delta.streams:
                     name = f"{type(self.core).__module__}:{type(self.core).__qualname__}"
-                    raise UnsupportedError(f"{name} returns tokens without the stream {spec.name!r}", key=key)
+                    raise UserCodeError(f"{key}: {name} returns tokens without the stream {spec.name!r}", key=key)
         return deltas
 
     def _note_loads(self) -> None:

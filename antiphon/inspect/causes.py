@@ -9,6 +9,7 @@ from typing import Any
 
 from antiphon.algorithms.rewards import trajectory_weights
 from antiphon.algorithms.sections import LossWeightConfig
+from antiphon.core.errors import RecordError
 from antiphon.core.types import AttemptStatus, Credit
 from antiphon.learning.batch import digest_batches
 from antiphon.record.reader import AttemptRow, RunReader
@@ -124,13 +125,17 @@ def _explain_gradient(
         why = f"critics warm up (critic.warmup_steps: {warmup})" if row.step is not None and row.step <= warmup else ""
         return f"none: the policy was not updated in this step; {why or 'learner.stages has no update_actor'}"
     algorithm = config.get("algorithm", {})
+    if not credit.tokens:
+        return "none: it has no sampled tokens"
     if credit.weight == 0:
         masks = _find_masks(reader, row, siblings, algorithm.get("weight") or {})
         return (
             f"none: algorithm.weight masks it ({', '.join(masks)})" if masks else "none: a stage of your own masks it"
         )
     if credit.signal == 0:
-        why = _explain_zero(row, [each.score or 0.0 for each in siblings if each.status == AttemptStatus.TRAINED])
+        scores = [each.score or 0.0 for each in siblings if each.status == AttemptStatus.TRAINED]
+        masked = algorithm.get("agreement_mask")
+        why = f", or algorithm.agreement_mask ({masked}) made it so" if masked else _explain_zero(row, scores)
         return f"its score gives none: its advantage is 0 at every token{why}. KL and entropy terms do not depend on it"
     return (
         f"possible at {credit.signal} of its tokens, whose weight and advantage are not 0; the loss may clip it there"
@@ -141,9 +146,10 @@ def _find_masks(reader: RunReader, row: AttemptRow, siblings: list[AttemptRow], 
     """Return the masks that apply to an attempt; all that are switched on if what they look at is not recorded."""
     masks = [key for key, value in weight.items() if key.startswith("mask_") and value]
     trained = [each for each in siblings if each.status == AttemptStatus.TRAINED]
-    if any(each.file is None for each in trained):
+    try:
+        group = [reader.read_metas(each.file or "")[each.made_by] for each in trained]
+    except (RecordError, KeyError):
         return masks
-    group = [reader.read_metas(str(each.file))[each.made_by] for each in trained]
     applied = {key: trajectory_weights([group], LossWeightConfig(**{key: weight[key]})) for key in masks}
     number = trained.index(row)
     return [key for key, (weights,) in applied.items() if not weights[number]]

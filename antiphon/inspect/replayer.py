@@ -118,7 +118,7 @@ class Replayer:
             reference,
             self._trainers[1:],
             teachers,
-            open_renderer=lambda: Renderer(find_tokenizer(reader.directory)),
+            open_renderer=lambda: Renderer(_find_tokenizer(reader.directory, config)),
         )
         self._mixture = Mixture.load(config.tasks, config.seed)
         self._initial_state = self._mixture.state()
@@ -213,6 +213,14 @@ class Replayer:
         update = await self._models.learner.publish(recorded.version, self._context)
         if update.manifest.digest != recorded.digest:
             raise ReplayMismatchError(f"version {recorded.version}: its weights are not those that were published")
+
+
+def _find_tokenizer(run: Path, config: RunConfig) -> Path:
+    """Return the directory of a run that holds its tokenizer, or else that of the model it began with."""
+    try:
+        return find_tokenizer(run)
+    except RecordError:
+        return Path(config.model.path)
 
 
 async def _take_groups(recorded: StepBegin, scheduler: Scheduler, owner: asyncio.TaskGroup) -> Sequence[Group]:

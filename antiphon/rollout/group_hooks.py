@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from antiphon.core.registry import import_path
+from antiphon.core.registry import Registry
 from antiphon.core.types import Group
 from antiphon.core.user_errors import name_user_errors
 from antiphon.rollout.config import RolloutConfig
@@ -12,6 +12,8 @@ from antiphon.rollout.filters import FILTERS, GroupFilter, is_mean_in_range
 from antiphon.rollout.sampling_loop import SamplingLoop
 from antiphon.tasks.config import TaskConfig
 from antiphon.tasks.mixture import Mixture
+
+SAMPLERS = Registry("group sampler", {}, callables=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,8 @@ def load_group_hooks(
     """
     sampler: SamplingLoop | None = None
     if config.sampler is not None:
-        sampler = name_user_errors(import_path(config.sampler, "sampler"), "rollout.sampler", config.sampler)
+        found = SAMPLERS.resolve(config.sampler, "rollout.sampler")
+        sampler = name_user_errors(found, "rollout.sampler", config.sampler)
     return GroupHooks(
         sampler=sampler,
         filter=make_filter(config, tasks),
@@ -54,7 +57,7 @@ def make_filter(config: RolloutConfig, tasks: Sequence[TaskConfig]) -> GroupFilt
     """Return the filter that keeps groups which `mean_range` of their task and `rollout.filter` keep; None if all are kept."""
     own: GroupFilter | None = None
     if config.filter is not None:
-        own = name_user_errors(FILTERS.resolve(config.filter), "rollout.filter", config.filter)
+        own = name_user_errors(FILTERS.resolve(config.filter, "rollout.filter"), "rollout.filter", config.filter)
     ranges = {task.name: task.mean_range for task in tasks if task.mean_range is not None}
     if not ranges:
         return own

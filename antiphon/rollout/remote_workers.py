@@ -131,6 +131,7 @@ class RolloutWorkers(RolloutBackend):
         self._judges = judges
         self._asleep = False  # shared devices are with the learner
         self._stale: asyncio.Queue[RolloutWorker] = asyncio.Queue()
+        self._replacements: asyncio.Queue[RolloutWorker] = asyncio.Queue()
         self._lost_tokens = 0, 0  # generated and requeued by workers whose place another one took
 
         async def start_next(number: int) -> RolloutWorker:
@@ -162,7 +163,7 @@ class RolloutWorkers(RolloutBackend):
     def _on_replaced(self, worker: RolloutWorker, lost: RolloutWorker) -> None:
         generated, requeued = self._lost_tokens
         self._lost_tokens = generated + lost.counts.generated_tokens, requeued + lost.counts.requeued_tokens
-        self._stale.put_nowait(worker)
+        self._replacements.put_nowait(worker)
 
     # --- engines -------------------------------------------------------------------------------------------------------
 
@@ -214,6 +215,7 @@ class RolloutWorkers(RolloutBackend):
     async def watch(self, refresh: Refresh = keep_weights) -> None:
         async with asyncio.TaskGroup() as owner:
             owner.create_task(self._keep_refreshing(refresh), name="refresh")
+            owner.create_task(self._keep_admitting(), name="admit")
             for judge in self._judges:
                 owner.create_task(judge.watch(), name="watch judges")
             await self._workers.raise_end()
@@ -223,12 +225,17 @@ class RolloutWorkers(RolloutBackend):
         await asyncio.gather(*(workers.unless_dead(each, each.call(method, *args)) for each in workers.alive))
 
     async def _keep_refreshing(self, refresh: Refresh) -> None:
-        """Load weights into workers that lack them, of which some took the place of others."""
         while True:
             worker = await self._stale.get()
+            await self._workers.unless_dead(worker, refresh(worker))
+
+    async def _keep_admitting(self) -> None:
+        """Have each replacement leave shared devices while the learner has them, and then load weights."""
+        while True:
+            worker = await self._replacements.get()
             if self._asleep:
                 await self._workers.unless_dead(worker, worker.call("release_devices"))
-            await self._workers.unless_dead(worker, refresh(worker))
+            self._stale.put_nowait(worker)
 
     # --- attempts ------------------------------------------------------------------------------------------------------
 

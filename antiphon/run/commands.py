@@ -142,12 +142,11 @@ def _describe_drops(run: Run) -> str:
     ended, expected = run.scheduler.admission.ended, (AttemptStatus.TRAINED, AttemptStatus.CANCELLED)
     if counts := [f"{number:,} {status}" for status, number in ended.items() if status not in expected and number]:
         counts.insert(0, f"{ended[AttemptStatus.TRAINED]:,} trained")
-        cause = (
-            f"`antiphon samples {run.parts.record.directory.path} --status STATUS` shows them, `antiphon why` the cause"
-        )
-        lines.append(f"attempts: {', '.join(counts)}; {cause}\n")
+        path = run.parts.record.directory.path
+        causes = f"`antiphon audit {path}` counts all executions, and `antiphon why` tells causes"
+        lines.append(f"attempts in this execution: {', '.join(counts)}; {causes}\n")
     if tasks := run.scheduler.bias_meter.list_untrained_tasks():
-        lines.append(f"never trained on, though attempted: {', '.join(tasks)}\n")
+        lines.append(f"attempted and not trained on in this execution: {', '.join(tasks)}\n")
     return "".join(lines)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from antiphon.core.errors import NonFiniteError
+from antiphon.core.errors import NonFiniteError, first_error
 
 T = TypeVar("T")
 
@@ -29,17 +29,9 @@ async def run_supervised(
                 watcher.cancel()
         return result
     except BaseExceptionGroup as errors:
-        raise _first(errors) from None
+        raise first_error(errors) from None
     finally:
         gc.set_threshold(*thresholds)
-
-
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first error inside nested groups: the one that caused the others."""
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 @contextmanager

@@ -64,10 +64,13 @@ def test_a_filter_that_raises_leaves_no_attempt_open(project):
 
 def test_run_ends_with_what_was_dropped(project, capsys):
     assert train(project, "steps=4", rollout=rollout(async_ratio=0)) == 0
-    assert "attempts:" not in capsys.readouterr().out
+    assert "attempts in" not in capsys.readouterr().out
     assert train(project, "steps=4", rollout=rollout(async_ratio=1, filter="spread")) == 0
     (balance,) = audit(project.folder / "runs" / "run").balance.values()
-    assert f"attempts: {balance['trained']} trained, {balance['filtered']} filtered; " in capsys.readouterr().out
+    assert (
+        f"attempts in this execution: {balance['trained']} trained, {balance['filtered']} filtered; "
+        in capsys.readouterr().out
+    )
 
 
 def test_engine_and_learner_differ_by_rounding_only(project):

@@ -8,6 +8,7 @@ between two steps.
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphon.algorithms.routing import Routers, find_routers
-from antiphon.core.errors import StateError, UserCodeError, WeightsError
+from antiphon.core.errors import StateError, WeightsError
 from antiphon.core.types import (
     MIXED_CACHE,
     ROUTED_EXPERTS,
@@ -28,11 +29,12 @@ from antiphon.core.types import (
     StreamSpec,
     WeightsUpdate,
 )
-from antiphon.core.user_errors import find_definition, name_user_errors
+from antiphon.core.user_errors import name_user_errors
 from antiphon.engines.config import EngineKind
 from antiphon.engines.deltas import Delta
 from antiphon.engines.native.attention import KVCache, make_flat_batch
 from antiphon.engines.native.models import eos_ids, max_sequence_length, prepare_model
+from antiphon.engines.native.own_streams import copy_streams
 from antiphon.engines.native.plan import Plan, plan_step
 from antiphon.engines.native.sampling import Floats, SamplingParams, sample, uniform_numbers
 from antiphon.engines.native.slots import MIXED, Indices, SlotTable
@@ -96,6 +98,7 @@ class NativeEngine:
             config.slots, start=self._start_request, stop=self._release, emit=lambda delta: self._outbox.append(delta)
         )
         self._broken = False
+        self._own_specs: frozenset[StreamSpec] | None = None  # of `compute_streams`, after its first call
 
     # --- requests ------------------------------------------------------------------------------------------------------
 
@@ -224,8 +227,8 @@ class NativeEngine:
         """Return streams of your own for the tokens that are about to be sampled; a subclass overrides this.
 
         Args:
-            logits: Logits [R, V] of the model, in its dtype. Row i is sampled from softmax(logits[i] / temperature), with the
-                temperature of `requests[i].sampling`; 0 is greedy.
+            logits: Logits [R, V] of the model, in its dtype; not to be changed. Row i is sampled from softmax(logits[i] /
+                temperature), with the temperature of `requests[i].sampling`; 0 is greedy.
             requests: The request [R] of each row.
 
         Returns:
@@ -234,19 +237,18 @@ class NativeEngine:
         return {}
 
     def _own_streams(self, logits: Tensor, slots: Indices) -> ArrayOf:
-        """Return checked copies of what `compute_streams` returns: sampling overwrites the logits."""
+        """Return copies of what `compute_streams` returns, checked."""
         if type(self).compute_streams is NativeEngine.compute_streams:
             return {}
         requests = [self._table.requests[slot] for slot in slots.tolist()]
-        found = name_user_errors(self.compute_streams, "engine.kind", type(self).__name__)(logits, requests)
-        try:
-            Streams({**found, MIXED_CACHE: np.zeros(len(slots), np.bool_)})
-        except ValueError as error:
-            place, name = find_definition(type(self).compute_streams), type(self).__name__
-            raise UserCodeError(
-                f"engine.kind: {name}.compute_streams returned wrong arrays: {error} ({place})"
-            ) from error
-        return {spec: np.array(array) for spec, array in found.items()}
+
+        @wraps(self.compute_streams)
+        def compute() -> ArrayOf:
+            return copy_streams(self.compute_streams(logits, requests), len(requests), self._own_specs)
+
+        found = name_user_errors(compute, "engine.kind", type(self).__name__)()
+        self._own_specs = frozenset(found)
+        return found
 
     def _forward(self, plan: Plan, cache: KVCache) -> tuple[Tensor, NDArray[np.int16] | None]:
         """Run the model on the plan's tokens.

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from antiphon.core.config import read_secret
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import OnUpdate
-from antiphon.engines.server_protocols import SERVER_PROTOCOLS
+from antiphon.engines.server_protocols import SERVER_PROTOCOLS, resolve_protocol
 from antiphon.run.config_checks.common import iterate_engines
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ def check_servers(config: "RunConfig", *, dry_run: bool = False) -> None:
             read_secret(servers.key)
         key = f"{at}.options.flavour"
         imports = servers.flavour not in SERVER_PROTOCOLS.shipped
-        if not (imports and dry_run) and not SERVER_PROTOCOLS.resolve(servers.flavour, key).loads_weights:
-            able = [name for name in sorted(SERVER_PROTOCOLS.known) if SERVER_PROTOCOLS.resolve(name).loads_weights]
+        if not (imports and dry_run) and not resolve_protocol(servers.flavour, key).loads_weights:
+            able = [name for name in sorted(SERVER_PROTOCOLS.shipped) if resolve_protocol(name, key).loads_weights]
             raise ConfigError(
                 f"a server of flavour {servers.flavour!r} cannot be given weights, and is for "
                 f"`antiphon eval` only; those that can are {', '.join(able)}",

@@ -233,6 +233,30 @@ def test_set_goes_on_while_the_last_replacement_starts():
     assert in_time(test, restarts=1) == "worker 2 at 0"
 
 
+def test_worker_that_still_starts_counts_as_one_that_comes():
+    """One dies while the other has not started for the first time."""
+
+    async def main():
+        workers = Workers()
+        start = workers.start
+
+        async def slowly(number):
+            await asyncio.sleep(20.0 * number)
+            return await start(number)
+
+        workers.start = slowly
+        group = workers.set_of(2, restarts=0)
+        entering = asyncio.ensure_future(group.__aenter__())
+        await asyncio.sleep(5)
+        workers.started[0].kill()
+        await entering
+        answer = await group.call("work")
+        await group.close()
+        return answer
+
+    assert run(main()) == "worker 1 at 1"
+
+
 def test_a_call_is_tried_on_every_worker_if_restarts_are_counted():
     async def test(workers, group):
         asked = asyncio.ensure_future(group.call("work"))

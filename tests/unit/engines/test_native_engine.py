@@ -10,7 +10,16 @@ import pytest
 import torch
 
 from antiphon.core.errors import RequestError, StateError, UnsupportedError, UserCodeError, WeightsError
-from antiphon.core.types import FinishReason, GenerateRequest, OnUpdate, Sampling, Streams, StreamSpec, WeightsUpdate
+from antiphon.core.types import (
+    MIXED_CACHE,
+    FinishReason,
+    GenerateRequest,
+    OnUpdate,
+    Sampling,
+    Streams,
+    StreamSpec,
+    WeightsUpdate,
+)
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.engine import NativeEngine
 from antiphon.engines.native.weights import copy_weights
@@ -213,13 +222,20 @@ def test_streams_of_a_subclass_belong_to_their_tokens() -> None:
         ({ENTROPY: np.zeros(1, np.float64)}, "float64"),
         ({ENTROPY: np.zeros((1, 2), np.float32)}, "(2,)"),
         ({ENTROPY: np.zeros(2, np.float32)}, "'entropy': 2"),
-        (None, "TypeError"),
+        (None, "NoneType"),
+        ({ENTROPY: [0.0]}, "list"),
+        ({"entropy": np.zeros(1, np.float32)}, "str"),
+        ({ENTROPY: np.float32(0)}, "float32"),
+        ({MIXED_CACHE: np.zeros(1, np.bool_)}, "one of Antiphon's own"),
+        (ZeroDivisionError("by nothing"), "ZeroDivisionError: by nothing"),
     ],
 )
 def test_wrong_streams_of_a_subclass_end_the_run_with_their_place(found, told) -> None:
     class Wrong(NativeEngine):
         def compute_streams(self, logits, requests):
-            return found or len(3)
+            if isinstance(found, Exception):
+                raise found
+            return found
 
     host = make_host(slots=1)
     host.engine = Wrong(host.model, host.config, receive=host._receive)
@@ -227,6 +243,21 @@ def test_wrong_streams_of_a_subclass_end_the_run_with_their_place(found, told) -
     with pytest.raises(UserCodeError) as caught:
         host.run()
     assert told in str(caught.value) and "test_native_engine.py:" in str(caught.value)
+
+
+def test_other_streams_at_a_later_call_are_refused() -> None:
+    class Alternates(NativeEngine):
+        calls = 0
+
+        def compute_streams(self, logits, requests):
+            Alternates.calls += 1
+            return {} if Alternates.calls % 2 else {ENTROPY: np.zeros(len(requests), np.float32)}
+
+    host = make_host(slots=1)
+    host.engine = Alternates(host.model, host.config, receive=host._receive)
+    host.add("r", prompt(0, 5), max_tokens=3)
+    with pytest.raises(UserCodeError, match=r"\['entropy'\], and \[\] before"):
+        host.run()
 
 
 # --- ends --------------------------------------------------------------------------------------------------------------

@@ -47,6 +47,24 @@ def test_errors_of_an_own_protocol_name_the_method_and_the_line():
     assert str(caught.value).endswith(place(Own.push_weights))
 
 
+def make_own(url):
+    return Own(url)
+
+
+class Refuses(Own):
+    def __init__(self, url):
+        raise ValueError("no address")
+
+
+def test_what_is_no_protocol_is_refused():
+    for name in ("make_own", "place"):
+        with pytest.raises(ConfigError) as caught:
+            open_protocol(f"{HERE}:{name}", "http://server")
+        assert caught.value.key == "engine.options.flavour" and "OpenAIProtocol" in str(caught.value)
+    with pytest.raises(UserCodeError, match="no address"):
+        open_protocol(f"{HERE}:Refuses", "http://server")
+
+
 def test_errors_that_an_own_protocol_means_are_passed_on():
     with pytest.raises(UnsupportedError, match="keeps no id"):
         asyncio.run(open_protocol(f"{HERE}:Own", "http://server").weights_id(None))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from antiphon.core.errors import UnsupportedError
+from antiphon.core.errors import REFUSALS, UnsupportedError, UserCodeError
 from antiphon.core.types import MIXED_CACHE, ROUTED_EXPERTS, OnUpdate, Streams, WeightsUpdate
 from antiphon.engines.config import EngineKind
 from antiphon.engines.deltas import Delta
@@ -57,8 +57,9 @@ def open_worker(streams=(), key="engine.kind", **fields):
 )
 def test_tokens_without_a_required_stream_end_the_run(streams, experts, key):
     worker = open_worker(streams, "engine.also.0.kind", routed_experts=experts)
-    with pytest.raises(UnsupportedError, match=f"{HERE}:Engine") as caught:
+    with pytest.raises(UserCodeError, match=f"{HERE}:Engine") as caught:
         worker.advance()
+    assert not isinstance(caught.value, REFUSALS), "not of a request alone"
     assert caught.value.key == key
 
 

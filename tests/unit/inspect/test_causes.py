@@ -197,12 +197,16 @@ def test_only_masks_that_apply_are_named(tmp_path):
         else:
             assert "masks it" not in told["gradient"]
     assert {("mask_truncated",), ("mask_wrong_over",)} <= found and len(found) > 3
-    assert "a stage of your own masks it" in explain_weight_zero(run, masks)
-    change(run, "UPDATE attempts SET file = NULL")
-    assert "(mask_truncated, mask_difficulty, mask_wrong_over)" in dict(why(run, name))["gradient"] or not expected
+    masked = next(name for name in find(run, "status = 'trained'") if "masks it" in dict(why(run, name))["gradient"])
+    assert "a stage of your own masks it" in explain_weight_zero(run)
+    shutil.copytree(run, tmp_path / "bare").joinpath("rollouts").rename(tmp_path / "elsewhere")
+    group = masked.partition(":")[2].partition(".")[0]
+    assert "(mask_truncated, mask_difficulty, mask_wrong_over)" in dict(why(tmp_path / "bare", group))[masked]
+    change(run, f"UPDATE credit SET tokens = 0, weight = 0 WHERE grp = {group}")
+    assert dict(why(run, masked))["gradient"].startswith("none: it has no sampled tokens")
 
 
-def explain_weight_zero(run, masks):
+def explain_weight_zero(run):
     """The cause that is told of an attempt that no mask applies to, if its weight is 0 nevertheless."""
     for name in find(run, "status = 'trained'"):
         if "masks it" not in dict(why(run, name))["gradient"]:
