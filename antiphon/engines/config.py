@@ -57,6 +57,12 @@ class EngineKind(Config):
     """`cpu`, `cuda`, `cuda:1`, or `auto`."""
     threads: Annotated[int, unit("threads")] = Field(1, gt=0)
     """CPU threads of one engine process."""
+    draft_tokens: Annotated[int, unit("tokens")] = Field(0, ge=0)
+    """Maximum number of tokens that one step of the native engine guesses for a sequence, from earlier text of the sequence and
+    of other completions of its prompt. A step keeps those that sampling confirms, so the distribution of samples does not
+    change. It pays where few sequences run and texts repeat. 0 guesses none."""
+    draft_rows: Annotated[int, unit("tokens")] = Field(32, gt=0)
+    """Maximum number of tokens that a step with guesses computes: with more running sequences, none is guessed for."""
     routed_experts: bool = False
     """Record which experts computed each token, and have the learner take the same (routing replay): for models with a
     mixture of experts, in the native engine."""

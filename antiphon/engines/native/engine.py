@@ -33,6 +33,7 @@ from antiphon.core.user_errors import name_user_errors
 from antiphon.engines.config import EngineKind
 from antiphon.engines.deltas import Delta
 from antiphon.engines.native.attention import KVCache, make_flat_batch
+from antiphon.engines.native.drafts import Drafter, count_right, iterate_rounds
 from antiphon.engines.native.models import eos_ids, max_sequence_length, prepare_model
 from antiphon.engines.native.own_streams import copy_streams
 from antiphon.engines.native.plan import Plan, plan_step
@@ -55,6 +56,8 @@ class EngineCounters:
     steps: int = 0
     read_tokens: int = 0  # computed without being sampled from the token before: prompts, and recomputation
     sampled_tokens: int = 0
+    guessed_tokens: int = 0  # of the next tokens of sequences
+    confirmed_tokens: int = 0  # of these, sampled as they were guessed
     loads: int = 0
     seconds: float = 0.0  # spent in `step`
 
@@ -97,6 +100,7 @@ class NativeEngine:
         self._queue: RequestQueue[int] = RequestQueue(  # of a running request it keeps the slot
             config.slots, start=self._start_request, stop=self._release, emit=lambda delta: self._outbox.append(delta)
         )
+        self._drafter = Drafter(config.draft_tokens, config.draft_rows) if config.draft_tokens else None
         self._broken = False
         self._own_specs: frozenset[StreamSpec] | None = None  # of `compute_streams`, after its first call
 
@@ -189,7 +193,7 @@ class NativeEngine:
             with torch.inference_mode():
                 plan = plan_step(self._table, self._cache, self.config.prefill_tokens, self._weights_id)
                 if not plan.empty:
-                    deltas += self._run_plan(plan, self._cache)
+                    deltas += self._run_guesses(plan, self._cache) or self._run_plan(plan, self._cache)
             self._finish_draining()
         self.counters.steps += 1
         self.counters.seconds += self._clock() - began
@@ -204,6 +208,45 @@ class NativeEngine:
         if (rule := StopRule.of(request)) is not None:
             self._rules[slot] = rule
         return slot
+
+    def _run_guesses(self, plan: Plan, cache: KVCache) -> list[Delta]:
+        """Run a step in which several tokens of a sequence are guessed; return no delta if none is."""
+        if self._drafter is None or plan.chunks or plan.followers:
+            return []
+        table, guesses = self._table, self._drafter.guess(self._table, plan.decode)
+        if not guesses:
+            return []
+        lengths = {slot: int(table.length[slot]) for slot in guesses}
+        for slot, guess in guesses.items():
+            table.tokens[slot, lengths[slot] : lengths[slot] + len(guess)] = guess
+        others = plan.decode[~np.isin(plan.decode, list(guesses))]
+        chunks = [(slot, lengths[slot] - 1, lengths[slot] + len(guess)) for slot, guess in guesses.items()]
+        sizes = [len(guess) + 1 for guess in guesses.values()]
+        logits, experts = self._forward(Plan(others, chunks), cache, every=True)
+        slots = np.concatenate([others, np.repeat(list(guesses), sizes)])
+        places = np.concatenate([np.zeros(len(others), np.int64), *map(np.arange, sizes)])
+        computed = {} if experts is None else {ROUTED_EXPERTS: experts}
+        computed.update(self._own_streams(logits, slots))
+        tokens, logprobs = sample(logits, self._sampling_params(slots, table.length[slots] + places))
+        starts = (np.cumsum([len(others), *sizes])[:-1]).tolist()
+        right = [
+            count_right(tokens[start : start + size], guess)
+            for start, size, guess in zip(starts, sizes, guesses.values(), strict=True)
+        ]
+        for slot, guess, count in zip(guesses, guesses.values(), right, strict=True):
+            self._drafter.note(slot, len(guess), count)
+            self.counters.guessed_tokens += len(guess)
+            self.counters.confirmed_tokens += count
+        deltas = []
+        for place, (kept, rows) in enumerate(iterate_rounds(list(guesses), starts, right)):
+            going = [(slot, row) for slot, row in zip(kept, rows, strict=True) if table.active[slot]]
+            pairs = [*(zip(others.tolist(), range(len(others)), strict=True) if place == 0 else ()), *going]
+            if pairs:
+                now, chosen = (np.array(each, np.int64) for each in zip(*pairs, strict=True))
+                table.cached[now] += 1
+                kept_streams = {spec: array[chosen] for spec, array in computed.items()}
+                deltas += self._append_tokens(now, tokens[chosen], logprobs[chosen], kept_streams)
+        return deltas
 
     def _run_plan(self, plan: Plan, cache: KVCache) -> list[Delta]:
         table = self._table
@@ -250,12 +293,12 @@ class NativeEngine:
         self._own_specs = frozenset(found)
         return found
 
-    def _forward(self, plan: Plan, cache: KVCache) -> tuple[Tensor, NDArray[np.int16] | None]:
+    def _forward(self, plan: Plan, cache: KVCache, every: bool = False) -> tuple[Tensor, NDArray[np.int16] | None]:
         """Run the model on the plan's tokens.
 
         Returns:
-            Logits [R, V] of the rows that are sampled from, and their experts [R, layers, k] counted from 1; None if the
-            engine does not record experts.
+            Logits [R, V] of the rows that are sampled from, or of `every` token; and their experts [R, layers, k] counted from
+            1, None if the engine does not record experts.
         """
         table = self._table
         lengths = table.length[plan.decode]
@@ -265,7 +308,7 @@ class NativeEngine:
             self._like.device, non_blocking=True
         )
         keep: Tensor | int = 0
-        if plan.chunks:
+        if plan.chunks and not every:
             ends = np.cumsum([stop - start for _, start, stop in plan.chunks]) + len(plan.decode) - 1
             rows = np.concatenate([np.arange(len(plan.decode)), ends[plan.finishing].astype(np.int64)])
             keep = torch.from_numpy(rows).to(self._like.device, non_blocking=True)
@@ -279,17 +322,17 @@ class NativeEngine:
         )
         if self._routers is None:
             return output.logits[0], None
-        experts = self._routers.chosen()[keep] if plan.chunks else self._routers.chosen()
+        experts = self._routers.chosen()[keep] if plan.chunks and not every else self._routers.chosen()
         return output.logits[0], (experts + 1).to(torch.int16).cpu().numpy()
 
-    def _sampling_params(self, slots: Indices) -> SamplingParams:
+    def _sampling_params(self, slots: Indices, positions: Indices | None = None) -> SamplingParams:
         table = self._table
         return SamplingParams(
             temperature=table.temperature[slots],
             top_p=table.top_p[slots],
             top_k=table.top_k[slots],
             min_p=table.min_p[slots],
-            uniform=uniform_numbers(table.seed[slots], table.length[slots]),
+            uniform=uniform_numbers(table.seed[slots], table.length[slots] if positions is None else positions),
         )
 
     def _append_tokens(
