@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager, suppress
 
 SO_ATTACH_FILTER = 26  # Linux: attaches a BPF program that decides which packets reach the socket
 REFUSE_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # BPF_RET | BPF_K with 0 bytes
+MIN_TTL = ((socket.IPPROTO_IP, 21), (socket.IPPROTO_IPV6, 73))  # Linux: drop packets with a smaller time to live
 
 
 class ListeningSockets:
@@ -35,9 +36,15 @@ class ListeningSockets:
         program = ctypes.create_string_buffer(REFUSE_ALL)
         for name in self._found:
             with suppress(OSError), closing(socket.socket(fileno=os.dup(open_now[name]))) as listener:
-                listener.setsockopt(
-                    socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(program))
-                )
+                try:
+                    refuse_all = struct.pack("HP", 1, ctypes.addressof(program))
+                    listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, refuse_all)
+                except (
+                    PermissionError
+                ):  # some kernels leave filters to root; this holds off all who do not raise their TTL
+                    for level, option in MIN_TTL:
+                        with suppress(OSError):
+                            listener.setsockopt(level, option, 255)
 
 
 def listening_sockets() -> dict[str, int]:

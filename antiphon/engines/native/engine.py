@@ -312,7 +312,7 @@ class NativeEngine:
             ends = np.cumsum([stop - start for _, start, stop in plan.chunks]) + len(plan.decode) - 1
             rows = np.concatenate([np.arange(len(plan.decode)), ends[plan.finishing].astype(np.int64)])
             keep = torch.from_numpy(rows).to(self._like.device, non_blocking=True)
-        self.counters.read_tokens += len(positions) - len(plan.decode)
+        self.counters.read_tokens += 0 if every else len(positions) - len(plan.decode)
         output = self.model(
             input_ids=tokens[None],
             position_ids=batch.positions[None],

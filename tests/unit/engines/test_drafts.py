@@ -81,6 +81,7 @@ def test_prompt_that_comes_again_takes_fewer_steps():
         steps.append(host.engine.counters.steps - before)
     assert host.tokens("again") == host.tokens("first")
     assert steps[1] < 0.4 * steps[0]
+    assert host.engine.counters.read_tokens == 2 * 20, "the prompts; what was confirmed is not read again"
 
 
 def test_nothing_is_guessed_while_many_sequences_run():
@@ -113,6 +114,14 @@ def test_guess_is_what_followed_the_same_tokens_last_time():
     assert Drafter(4, 3).guess(table_with(tokens), np.array([0]))[0].tolist() == [6, 7], "no more rows than allowed"
 
 
+def test_sequence_that_begins_again_is_read_again():
+    table = table_with([1, 2, 3, 4, 5, 1, 2, 3])
+    drafter = Drafter(4, 32)
+    assert drafter.guess(table, np.array([0]))[0].tolist() == [4, 5, 1, 2]
+    table.length[0], table.tokens[0, 4:7] = 7, [1, 2, 3]
+    assert drafter.guess(table, np.array([0]))[0].tolist() == [4, 1, 2, 3], "1 2 3 4 1 2 3 now"
+
+
 def test_guesses_that_are_wrong_again_and_again_become_rare():
     drafter, table = Drafter(4, 32), table_with([1, 2, 3, 4, 5, 1, 2, 3])
     tried = 0
@@ -140,15 +149,18 @@ def test_rounds_have_each_kept_token_once_in_order():
 
 
 def test_requests_end_within_guessed_tokens():
-    """A stop in the middle of tokens that were guessed right: what follows it is dropped."""
+    """A stop anywhere among tokens that were guessed right: what follows it is dropped."""
     host = make_host("llama", slots=1, draft_tokens=8)
     host.add("first", prompt(3, 20), max_tokens=40, temperature=1.0, seed=7)
     host.run()
     tokens = host.tokens("first")
-    stop = next(place for place in range(12, 40) if tokens[place] not in tokens[:place])
-    host.add("again", prompt(3, 20), max_tokens=40, temperature=1.0, seed=7, stop_tokens=(tokens[stop],))
-    host.run()
-    assert host.tokens("again") == tokens[: stop + 1] and host.finish("again") is FinishReason.STOP
+    for stop in range(1, 40):
+        if tokens[stop] in tokens[:stop]:
+            continue
+        name = f"to {stop}"
+        host.add(name, prompt(3, 20), max_tokens=40, temperature=1.0, seed=7, stop_tokens=(tokens[stop],))
+        host.run()
+        assert host.tokens(name) == tokens[: stop + 1] and host.finish(name) is FinishReason.STOP
     host.add("other", prompt(3, 20) + tokens[:3], max_tokens=5, temperature=1.0, seed=7)
     host.run()
     assert len(host.tokens("other")) == 5 and host.logprob_errors()[0].max() < TOLERANCE
