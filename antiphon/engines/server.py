@@ -75,8 +75,8 @@ class ServerEngine(InferenceEngine):
         self.url = options.urls[number].rstrip("/").removesuffix("/v1")
         from transformers import AutoConfig  # imports torch, for which runs without servers need not wait
 
-        self._shape = AutoConfig.from_pretrained(model, trust_remote_code=False).get_text_config()
-        self.vocabulary: int = self._shape.vocab_size
+        self._model_config = AutoConfig.from_pretrained(model, trust_remote_code=False).get_text_config()
+        self.vocabulary: int = self._model_config.vocab_size
         self._options = options
         self._model = model
         self._name = options.model
@@ -113,7 +113,7 @@ class ServerEngine(InferenceEngine):
         self.max_length = min(limits)
         await self._check_logprobs()
         if self._protocol.loads_weights:
-            await self._protocol.check_reloadable(self._call, self._shape)
+            await self._protocol.check_reloadable(self._call, self._model_config)
             await self._push_weights(0, self._copy_model, OnUpdate.DRAIN)
 
     async def _check_logprobs(self) -> None:
@@ -294,7 +294,7 @@ class ServerEngine(InferenceEngine):
         from antiphon.weights.checkpoint_layout import CheckpointLayout
 
         tensors = dict(CHANNELS.resolve(self._channel).receive(update))
-        layout = CheckpointLayout(self._model, self._shape.tie_word_embeddings)
+        layout = CheckpointLayout(self._model, self._model_config.tie_word_embeddings)
         layout.validate(tensors, update.version)
         save_file(dict(layout.convert(tensors)), folder / "model.safetensors")
 

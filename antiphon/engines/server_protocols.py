@@ -40,7 +40,7 @@ class OpenAIProtocol:
     loads_weights = False  # True if `push_weights` works, so that a run can train through such servers
 
     def __init__(self, url: str) -> None:
-        self._url = url
+        self.url = url
 
     def request_body(self, model: str, request: GenerateRequest, sampled: list[int], weights_id: str) -> dict[str, Any]:
         """Return the body that asks for the rest of a request.
@@ -87,7 +87,7 @@ class OpenAIProtocol:
         tokens, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
         if tokens is None:
             raise UnsupportedError(
-                f"{self._url} does not return the id of every token, and text is never tokenised again here: it must "
+                f"{self.url} does not return the id of every token, and text is never tokenised again here: it must "
                 "support `return_token_ids`, as vLLM does"
             )
         if logprobs is None or len(tokens) != len(logprobs) or None in logprobs:
@@ -97,7 +97,7 @@ class OpenAIProtocol:
     def check_logprobs(self, logprobs: Sequence[float]) -> None:
         """Raise `UnsupportedError` unless every token came with its log-prob."""
         if not all(map(math.isfinite, logprobs)):
-            raise UnsupportedError(f"{self._url} does not return the log-prob of every token")
+            raise UnsupportedError(f"{self.url} does not return the log-prob of every token")
 
     async def top_logprobs(self, call: Call, body: dict[str, Any], temperature: float) -> list[float]:
         """Return the five highest log-probs of the first token at a temperature; `body` is what `request_body` returned."""
@@ -109,19 +109,19 @@ class OpenAIProtocol:
 
     async def check_reloadable(self, call: Call, model_config: Any) -> None:
         """Raise `UnsupportedError` if the server cannot load weights, or not those of a model with this transformers config."""
-        raise UnsupportedError(f"{self._url}: a server of this flavour cannot be given weights")
+        raise UnsupportedError(f"{self.url}: a server of this flavour cannot be given weights")
 
     async def push_weights(self, call: Call, folder: str, weights_id: str) -> None:
         """Have the server load the checkpoint in a folder, and remember its id for `weights_id`.
 
         The folder has `config.json` and safetensors; it is removed when this returns, so this waits until the weights are in
-        use. No request runs there meanwhile. A `WorkerDiedError` of `call` gives the server up, and it is tried again later.
-        Any other error ends the run.
+        use. No request runs there meanwhile. Raise `WorkerDiedError` if the server reports that it failed: as after a refusal
+        or an error of `call`, it is given up and tried again later. An error that is no `AntiphonError` ends the run.
         """
         raise NotImplementedError
 
     async def weights_id(self, call: Call) -> str:
-        """Return the id of the weights that the server holds: it tells a server that restarted, or has other weights."""
+        """Return the id of the weights that the server holds; by it a health check finds a server with other weights."""
         raise NotImplementedError
 
 
@@ -142,7 +142,7 @@ class VLLMProtocol(OpenAIProtocol):
         odd += ["experts"] * hasattr(model_config, "num_experts_per_tok")
         if odd and info["vllm_config"]["device_config"]["device"] == "cpu":
             raise UnsupportedError(
-                f"{self._url} runs on a CPU, where vLLM's reloading does not pack {' and '.join(odd)}: use "
+                f"{self.url} runs on a CPU, where vLLM's reloading does not pack {' and '.join(odd)}: use "
                 "engine.kind=vllm, which does"
             )
 
@@ -184,7 +184,7 @@ class SGLangProtocol(OpenAIProtocol):
         info = answer["meta_info"]
         pairs, ended = info.get("output_token_logprobs"), info.get("finish_reason")
         if pairs is None:
-            raise UnsupportedError(f"{self._url} does not return the log-prob of every token")
+            raise UnsupportedError(f"{self.url} does not return the log-prob of every token")
         if len(pairs) == info["completion_tokens"]:
             pairs = pairs[seen:]
         logprobs = [math.nan if logprob is None else logprob for logprob, *_ in pairs]

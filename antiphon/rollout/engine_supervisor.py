@@ -32,10 +32,10 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSupply:
-    """Source of the engines that a pool starts in addition to its first ones."""
+    """Source of the engines that a pool starts in addition to its first ones; `EngineStarter` of `run/launch/engines.py`."""
 
     start: Callable[[], Awaitable[InferenceEngine]]
-    target: int = 0  # engines that the pool should have; more than its first are started as soon as they can be
+    target: int = 0  # engines that the pool should have; those missing at the beginning are started when they can be
     scaling: Scaling | None = None
 
 

@@ -105,7 +105,7 @@ class EnginePool:
             # In a task of its own: what it waits for may need the check of an engine that hangs.
             owner.create_task(self._supervisor.keep_target(load_weights), name="replace")
             if self._config.deterministic:
-                owner.create_task(self._place_waves(), name="seal")
+                owner.create_task(self._place_waves(), name="waves")
 
     async def _place_waves(self) -> None:
         """Place requests in waves, each when every other task waits for it."""

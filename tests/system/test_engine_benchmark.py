@@ -9,6 +9,26 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
+def test_guesses_are_measured_with_a_tiny_model(tmp_path):
+    out = tmp_path / "speculative.json"
+    command = [
+        sys.executable,
+        ROOT / "benchmarks" / "speculative.py",
+        "--tiny",
+        "--pairs",
+        "1",
+        "--tokens",
+        "12",
+        "--out",
+        out,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(out.read_text())["figures"]
+    assert figures["identical_tokens"] == figures["compared_tokens"] == 3 * 32 * 12
+    assert figures["speedup_unlike_1"] > 0 and figures["speedup_repetitive"] >= figures["lowest_speedup"] > 0
+
+
 def test_all_of_it_runs_with_a_tiny_model(tmp_path):
     out = tmp_path / "engine.json"
     done = subprocess.run(

@@ -33,7 +33,7 @@ def check_servers(config: "RunConfig", *, dry_run: bool = False) -> None:
             able = [name for name in sorted(SERVER_PROTOCOLS.shipped) if resolve_protocol(name, key).loads_weights]
             raise ConfigError(
                 f"a server of flavour {servers.flavour!r} cannot be given weights, and is for "
-                f"`antiphon eval` only; those that can are {', '.join(able)}",
+                f"`antiphon eval` only; those that can are {', '.join(able)}, or a class of your own (docs/engines.md)",
                 key=key,
                 value=servers.flavour,
                 valid=able,

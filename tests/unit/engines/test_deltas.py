@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.core.errors import REFUSALS, RequestError, UnsupportedError
+from antiphon.core.errors import REFUSALS, RequestError, UnsupportedError, UserCodeError
 from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, Sampling, Streams
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.deltas import Delta
@@ -92,7 +92,7 @@ def test_request_refused_in_a_step_is_answered_at_once():
 def test_engine_that_must_record_experts_and_does_not_ends():
     kind = "tests.unit.engine_for_tests:open_expertless"
     worker = EngineWorker(kind, "", EngineConfig(routed_experts=True), "shared_memory")
-    with pytest.raises(UnsupportedError, match=r"engine\.routed_experts"):
+    with pytest.raises(UserCodeError, match=r"engine\.routed_experts"):
         worker.advance()
 
 

@@ -30,7 +30,7 @@ def place(method):
 def test_flavours_have_protocols_with_the_address():
     for flavour, kind in (("vllm", VLLMProtocol), ("sglang", SGLangProtocol), (f"{HERE}:Own", Own)):
         protocol = open_protocol(flavour, "http://server")
-        assert type(protocol) is kind and protocol._url == "http://server"
+        assert type(protocol) is kind and protocol.url == "http://server"
     with pytest.raises(ConfigError) as caught:
         open_protocol("slang", "http://server")
     assert caught.value.key == "engine.options.flavour" and "sglang" in caught.value.suggestions
