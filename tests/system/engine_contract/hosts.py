@@ -155,7 +155,7 @@ class Server(Processes):
         self._server.kill()
 
     async def close(self) -> None:
-        if self._engine is not None and not self._engine.dead:
+        if self._server is not None and self._server.lives:
             self._server.kill()
 
 
