@@ -7,13 +7,15 @@ too many. So its ports refuse connections once all peers are connected.
 import ctypes
 import os
 import socket
+import stat
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 
 SO_ATTACH_FILTER = 26  # Linux: attaches a BPF program that decides which packets reach the socket
 REFUSE_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # BPF_RET | BPF_K with 0 bytes
+MOST_DESCRIPTORS = 65_536
 MIN_TTL = ((socket.IPPROTO_IP, 21), (socket.IPPROTO_IPV6, 73))  # Linux: drop packets with a smaller time to live
 
 
@@ -21,7 +23,7 @@ class ListeningSockets:
     """The listening sockets that a library opened while it was tracked."""
 
     def __init__(self) -> None:
-        self._found: list[str] = []
+        self._found: list[int] = []  # inodes
 
     @contextmanager
     def track(self) -> Iterator[None]:
@@ -34,26 +36,33 @@ class ListeningSockets:
         """Refuse new connections to the tracked sockets; established ones stay open."""
         open_now = listening_sockets()
         program = ctypes.create_string_buffer(REFUSE_ALL)
-        for name in self._found:
-            with suppress(OSError), closing(socket.socket(fileno=os.dup(open_now[name]))) as listener:
+        for inode in self._found:
+            with suppress(OSError), closing(socket.socket(fileno=os.dup(open_now[inode]))) as listener:
                 try:
                     refuse_all = struct.pack("HP", 1, ctypes.addressof(program))
                     listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, refuse_all)
-                except (
-                    PermissionError
-                ):  # some kernels leave filters to root; this holds off all who do not raise their TTL
-                    for level, option in MIN_TTL:
+                except PermissionError:  # as some kernels have it for all but root
+                    for level, option in MIN_TTL:  # holds off whoever does not raise the TTL of packets
                         with suppress(OSError):
                             listener.setsockopt(level, option, 255)
 
 
-def listening_sockets() -> dict[str, int]:
-    """Return the descriptors of this process's listening sockets by the kernel's names for them; empty if not on Linux."""
+def listening_sockets() -> dict[int, int]:
+    """Return the descriptors of this process's listening sockets by their inodes; empty if not on Linux."""
     found = {}
-    for entry in os.listdir("/proc/self/fd") if sys.platform == "linux" else ():
+    for descriptor in _descriptors() if sys.platform == "linux" else ():
         with suppress(OSError):  # closed meanwhile, or no socket
-            if (name := os.readlink(f"/proc/self/fd/{entry}")).startswith("socket:"):
-                with closing(socket.socket(fileno=os.dup(int(entry)))) as known:
+            state = os.fstat(descriptor)
+            if stat.S_ISSOCK(state.st_mode):
+                with closing(socket.socket(fileno=os.dup(descriptor))) as known:
                     if known.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                        found[name] = int(entry)
+                        found[state.st_ino] = descriptor
     return found
+
+
+def _descriptors() -> Sequence[int]:
+    """Return the open descriptors of this process, and maybe others."""
+    try:
+        return [int(entry) for entry in os.listdir("/proc/self/fd")]
+    except PermissionError:  # a process that is opaque to ordinary users is so to itself
+        return range(MOST_DESCRIPTORS)

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from torch import distributed
 
+from antiphon.sandbox.isolation import kernel
 from antiphon.weights.listeners import ListeningSockets
 from antiphon.weights.rendezvous import RunStore, open_store
 from antiphon.weights.store_server import MAX_UNPROVEN
@@ -108,6 +109,24 @@ def test_strangers_who_say_nothing_crowd_nobody_out(opened):
     assert store.get("a") == b"1"
     for way in silent:
         way.close()
+
+
+def test_a_listener_of_an_ordinary_user_is_shut_too():
+    """In a process that is opaque, and cannot list its own descriptors; some kernels also deny filters to such a user."""
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            if os.getuid() == 0:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+            kernel.make_opaque()
+            test_a_listener_that_is_shut_admits_nobody_else()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_listener_that_is_shut_admits_nobody_else():
