@@ -114,20 +114,49 @@ class Drafter:
         return history
 
 
-def count_right(tokens: NDArray[np.int64], guess: NDArray[np.int32]) -> int:
-    """Return how many of the guessed tokens [G] equal those that were drawn [G + 1], from the first on."""
-    wrong = np.flatnonzero(tokens[: len(guess)] != guess)
-    return int(wrong[0]) if len(wrong) else len(guess)
+@dataclass(frozen=True, slots=True)
+class GuessedStep:
+    """The tokens that one step computes where some are guessed: rows of slots without guesses first, then slot by slot."""
 
+    guesses: dict[int, NDArray[np.int32]]  # by slot
+    others: Indices  # slots without guesses
+    chunks: list[tuple[int, int, int]]  # slot, start and stop of what is computed of each slot with guesses
+    slots: Indices  # [R] of each row
+    positions: Indices  # [R] in its sequence, of the token that is drawn from the row
+    starts: list[int]  # first row of each slot with guesses
 
-def iterate_rounds(slots: list[int], starts: list[int], right: list[int]) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the slots and rows of the tokens that are kept: of each slot its first token, then its second, and so on.
+    @staticmethod
+    def lay_out(table: SlotTable, decode: Indices, guesses: dict[int, NDArray[np.int32]]) -> "GuessedStep":
+        """Write the guesses behind the sequences, and return the step that computes them and what decodes."""
+        for slot, guess in guesses.items():
+            table.tokens[slot, table.length[slot] : table.length[slot] + len(guess)] = guess
+        others, sizes = decode[~np.isin(decode, list(guesses))], [len(guess) + 1 for guess in guesses.values()]
+        lengths = table.length[list(guesses)].tolist()
+        return GuessedStep(
+            guesses=guesses,
+            others=others,
+            chunks=[(slot, n - 1, n - 1 + size) for slot, n, size in zip(guesses, lengths, sizes, strict=True)],
+            slots=np.concatenate([others, np.repeat(list(guesses), sizes)]),
+            positions=np.concatenate(
+                [table.length[others], *(n + np.arange(size) for n, size in zip(lengths, sizes, strict=True))]
+            ),
+            starts=np.cumsum([len(others), *sizes])[:-1].tolist(),
+        )
 
-    Args:
-        slots: Slots with guesses.
-        starts: Row of the first token of each.
-        right: Number of right guesses of each: one more token is kept.
-    """
-    for place in range(max(right, default=-1) + 1):
-        kept = [index for index in range(len(slots)) if place <= right[index]]
-        yield [slots[index] for index in kept], [starts[index] + place for index in kept]
+    def count_right(self, tokens: NDArray[np.int64]) -> list[int]:
+        """Return how many guesses of each slot equal the tokens [R] that were drawn, from its first guess on."""
+        right = []
+        for start, guess in zip(self.starts, self.guesses.values(), strict=True):
+            wrong = np.flatnonzero(tokens[start : start + len(guess)] != guess)
+            right.append(int(wrong[0]) if len(wrong) else len(guess))
+        return right
+
+    def iterate_rounds(self, right: list[int]) -> Iterator[tuple[Indices, Indices]]:
+        """Yield slots and rows of the tokens that are kept: the first of each slot, then the second of those with more."""
+        guessed, starts = np.array(list(self.guesses)), np.array(self.starts)
+        for place in range(max(right) + 1):
+            kept = np.array(right) >= place
+            slots, rows = guessed[kept], starts[kept] + place
+            if not place:
+                slots, rows = np.concatenate([self.others, slots]), np.concatenate([np.arange(len(self.others)), rows])
+            yield slots, rows

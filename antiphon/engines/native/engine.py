@@ -33,7 +33,7 @@ from antiphon.core.user_errors import name_user_errors
 from antiphon.engines.config import EngineKind
 from antiphon.engines.deltas import Delta
 from antiphon.engines.native.attention import KVCache, make_flat_batch
-from antiphon.engines.native.drafts import Drafter, count_right, iterate_rounds
+from antiphon.engines.native.drafts import Drafter, GuessedStep
 from antiphon.engines.native.models import eos_ids, max_sequence_length, prepare_model
 from antiphon.engines.native.own_streams import copy_streams
 from antiphon.engines.native.plan import Plan, plan_step
@@ -216,36 +216,22 @@ class NativeEngine:
         table, guesses = self._table, self._drafter.guess(self._table, plan.decode)
         if not guesses:
             return []
-        lengths = {slot: int(table.length[slot]) for slot in guesses}
-        for slot, guess in guesses.items():
-            table.tokens[slot, lengths[slot] : lengths[slot] + len(guess)] = guess
-        others = plan.decode[~np.isin(plan.decode, list(guesses))]
-        chunks = [(slot, lengths[slot] - 1, lengths[slot] + len(guess)) for slot, guess in guesses.items()]
-        sizes = [len(guess) + 1 for guess in guesses.values()]
-        logits, experts = self._forward(Plan(others, chunks), cache, every=True)
-        slots = np.concatenate([others, np.repeat(list(guesses), sizes)])
-        places = np.concatenate([np.zeros(len(others), np.int64), *map(np.arange, sizes)])
+        step = GuessedStep.lay_out(table, plan.decode, guesses)
+        logits, experts = self._forward(Plan(step.others, step.chunks), cache, every=True)
         computed = {} if experts is None else {ROUTED_EXPERTS: experts}
-        computed.update(self._own_streams(logits, slots))
-        tokens, logprobs = sample(logits, self._sampling_params(slots, table.length[slots] + places))
-        starts = (np.cumsum([len(others), *sizes])[:-1]).tolist()
-        right = [
-            count_right(tokens[start : start + size], guess)
-            for start, size, guess in zip(starts, sizes, guesses.values(), strict=True)
-        ]
-        for slot, guess, count in zip(guesses, guesses.values(), right, strict=True):
+        computed.update(self._own_streams(logits, step.slots))
+        tokens, logprobs = sample(logits, self._sampling_params(step.slots, step.positions))
+        right, deltas = step.count_right(tokens), []
+        for (slot, guess), count in zip(guesses.items(), right, strict=True):
             self._drafter.note(slot, len(guess), count)
             self.counters.guessed_tokens += len(guess)
             self.counters.confirmed_tokens += count
-        deltas = []
-        for place, (kept, rows) in enumerate(iterate_rounds(list(guesses), starts, right)):
-            going = [(slot, row) for slot, row in zip(kept, rows, strict=True) if table.active[slot]]
-            pairs = [*(zip(others.tolist(), range(len(others)), strict=True) if place == 0 else ()), *going]
-            if pairs:
-                now, chosen = (np.array(each, np.int64) for each in zip(*pairs, strict=True))
-                table.cached[now] += 1
-                kept_streams = {spec: array[chosen] for spec, array in computed.items()}
-                deltas += self._append_tokens(now, tokens[chosen], logprobs[chosen], kept_streams)
+        for slots, rows in step.iterate_rounds(right):
+            going = table.active[slots]  # else a token before has ended the request
+            slots, rows = slots[going], rows[going]
+            table.cached[slots] += 1
+            streams = {spec: array[rows] for spec, array in computed.items()}
+            deltas += self._append_tokens(slots, tokens[rows], logprobs[rows], streams)
         return deltas
 
     def _run_plan(self, plan: Plan, cache: KVCache) -> list[Delta]:

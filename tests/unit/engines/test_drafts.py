@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from antiphon.core.types import FinishReason, OnUpdate
-from antiphon.engines.native.drafts import HOPELESS, Drafter, count_right, iterate_rounds
+from antiphon.engines.native.drafts import HOPELESS, Drafter, GuessedStep
 from antiphon.engines.native.slots import SlotTable
 from tests.unit.engines.native_support import make_host, prompt
 from tests.unit.engines.test_native_parity import EXACT, TOLERANCE, busy_run
@@ -138,14 +138,28 @@ def test_guesses_that_are_wrong_again_and_again_become_rare():
     assert len(drafter.guess(table, np.array([0]))[0]) == 4
 
 
+def laid_out(guesses):
+    table = table_with([1, 2, 3, 4])
+    table.length[1] = 9
+    return GuessedStep.lay_out(
+        table, np.array([0, 1]), {slot: np.array(guess, np.int32) for slot, guess in guesses.items()}
+    )
+
+
 def test_right_guesses_are_counted_to_the_first_wrong_one():
-    for drawn, guess, right in (([1, 2, 3], [1, 2], 2), ([1, 9, 3], [1, 2], 1), ([9, 2, 3], [1, 2], 0), ([4], [], 0)):
-        assert count_right(np.array(drawn), np.array(guess, np.int32)) == right
+    for drawn, guess, right in (([1, 2, 3], [1, 2], 2), ([1, 9, 3], [1, 2], 1), ([9, 2, 3], [1, 2], 0)):
+        assert laid_out({0: guess}).count_right(np.array([7, *drawn])) == [right], "a row of another slot comes first"
 
 
-def test_rounds_have_each_kept_token_once_in_order():
-    rounds = list(iterate_rounds([4, 7, 9], [10, 20, 30], [2, 0, 1]))
-    assert rounds == [([4, 7, 9], [10, 20, 30]), ([4, 9], [11, 31]), ([4], [12])]
+def test_rows_are_laid_out_and_kept_in_order():
+    step = laid_out({1: [5, 6]})
+    assert (step.others.tolist(), step.chunks, step.starts) == ([0], [(1, 8, 11)], [1])
+    assert (step.slots.tolist(), step.positions.tolist()) == ([0, 1, 1, 1], [4, 9, 10, 11])
+    kept = [(slots.tolist(), rows.tolist()) for slots, rows in step.iterate_rounds([1])]
+    assert kept == [([0, 1], [0, 1]), ([1], [2])], "the first guess was right: two tokens"
+    both = laid_out({0: [5], 1: [5, 6]})
+    kept = [(slots.tolist(), rows.tolist()) for slots, rows in both.iterate_rounds([0, 2])]
+    assert kept == [([0, 1], [0, 2]), ([1], [3]), ([1], [4])]
 
 
 def test_requests_end_within_guessed_tokens():
