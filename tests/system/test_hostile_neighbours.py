@@ -25,7 +25,7 @@ run, done, known = psutil.Process(int(input())), Counter(), set()
 
 def ports():
     for process in [run, *run.children(recursive=True)]:
-        with suppress(psutil.NoSuchProcess):
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it has ended, or closed itself to ordinary users
             yield from (each.laddr[:2] for each in process.net_connections("tcp") if each.status == "LISTEN")
 
 

