@@ -974,10 +974,11 @@ square = lambda x: 0
         "square",
         """
 def square(x):
+ import os
  kept = []
- while True:
-  try: kept.append(bytearray(1 << 20))
-  except MemoryError: pass
+ try:
+  while True: kept.append(bytearray(1 << 20))
+ except MemoryError: os._exit(0)
 """,
         UNFINISHED,
     ),
