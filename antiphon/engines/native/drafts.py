@@ -29,7 +29,7 @@ Gram = tuple[int, ...]
 
 @dataclass(slots=True)
 class _History:
-    """What followed each n-gram in the completions of one prompt."""
+    """Continuations of each n-gram in the completions of one prompt."""
 
     following: dict[Gram, tuple[list[int], int]] = field(default_factory=dict)  # n-gram -> a sequence and a place in it
     tokens: int = 0
