@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,29 @@ def usable_cores() -> tuple[int, ...]:
 def has_gpu_driver() -> bool:
     """Return True if an NVIDIA driver is loaded. Without one, torch, which takes seconds to import, need not be asked."""
     return _DRIVER.is_dir()
+
+
+def is_cpu(device: str) -> bool:
+    """Return True if `device`, a device of torch or `auto`, is the CPU on this machine."""
+    return device == "cpu" or (device == "auto" and not has_gpu_driver())
+
+
+def cpu_multiply_rate(dtype: str) -> float:
+    """Return the operations a second that one thread of this CPU reaches in matrix products of `dtype`, such as bfloat16.
+
+    The product is small: a CPU that has no instructions for the dtype may be a hundred times slower, and is still done in a
+    moment.
+    """
+    import torch
+
+    matrix, seconds, threads = torch.ones(256, 256, dtype=getattr(torch, dtype)), [], torch.get_num_threads()
+    torch.set_num_threads(1)  # several would wait for each other where other processes use the cores
+    for _ in range(4):
+        began = time.perf_counter()
+        torch.mm(matrix, matrix)
+        seconds.append(time.perf_counter() - began)
+    torch.set_num_threads(threads)
+    return 2 * 256**3 / min(seconds)
 
 
 def _gpus() -> tuple[Gpu, ...]:

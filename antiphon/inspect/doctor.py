@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from antiphon import __version__
+from antiphon.cluster.devices import cpu_multiply_rate
 from antiphon.core.optional_packages import how_to_install, list_extras
 
 # vLLM's dependencies are not ours, so it is in no extra.
@@ -22,7 +23,7 @@ def describe_software() -> dict[str, str]:
 
 
 def describe_hardware() -> dict[str, str]:
-    """Return the CPUs, memory, shared memory and CUDA devices that this process may use."""
+    """Return the CPUs, memory, shared memory and CUDA devices that this process may use, and how fast a CPU multiplies."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     shared = Path("/dev/shm")
     has_affinity = hasattr(os, "sched_getaffinity")  # Linux
@@ -31,6 +32,7 @@ def describe_hardware() -> dict[str, str]:
         "memory": f"{memory / 2**30:.1f} GiB",
         "shared memory": f"{shutil.disk_usage(shared).free / 2**30:.1f} GiB free" if shared.is_dir() else "none",
         "CUDA devices": _describe_cuda(),
+        "matrix products": _describe_products(),
     }
 
 
@@ -45,6 +47,13 @@ def _find_version(distribution: str) -> str | None:
         return version(distribution)
     except PackageNotFoundError:
         return None
+
+
+def _describe_products() -> str:
+    if _find_version("torch") is None:
+        return "unknown without torch"
+    rates = {dtype: cpu_multiply_rate(dtype) / 1e9 for dtype in ("float32", "bfloat16")}
+    return "on one CPU thread, " + ", ".join(f"{dtype} {rate:.3g}" for dtype, rate in rates.items()) + " GFLOP/s"
 
 
 def _describe_cuda() -> str:

@@ -32,6 +32,7 @@ from antiphon.run.loop import Run
 from antiphon.run.pack_size import choose_pack_size, keep_pack_size
 from antiphon.run.publisher import WeightPublisher
 from antiphon.run.reward_checks import check_rewards_at_start
+from antiphon.run.slow_dtypes import report_slow_dtypes
 from antiphon.tasks.rendering import Renderer
 from antiphon.weights.base import TransferContext
 from antiphon.weights.shared_directory import shared_directory
@@ -65,7 +66,7 @@ async def start_run(config: RunConfig, *, overwrite: bool = False, resume: bool 
         model = await _prepare_model(cluster, record.directory, config)
         config = choose_pack_size(config, model)
         record.directory.write_config(dump(config))
-
+        report_slow_dtypes(config, record.view.message)
         context = LaunchContext(
             cluster=cluster,
             config=config,

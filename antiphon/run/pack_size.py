@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from antiphon.cluster.devices import has_gpu_driver
+from antiphon.cluster.devices import is_cpu
 from antiphon.core.config import load
 from antiphon.record.run_dir import RunDirectory
 from antiphon.run.config import RunConfig
@@ -24,8 +24,7 @@ def choose_pack_size(config: RunConfig, model: Path) -> RunConfig:
     """
     learner = config.learner
     unnamed = [key for key in LARGEST if key not in learner.model_fields_set]
-    on_cpu = learner.device == "cpu" or (learner.device == "auto" and not has_gpu_driver())
-    if not unnamed or not on_cpu or config.cluster.kind != "local":
+    if not unnamed or not is_cpu(learner.device) or config.cluster.kind != "local":
         return config
     processes = learner.mesh.world + config.counts["critic"] * config.learner_of("critic").mesh.world
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / processes

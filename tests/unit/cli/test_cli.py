@@ -136,7 +136,7 @@ def test_a_missing_file_is_one_message(folder):
 def test_doctor_names_versions_and_what_is_missing():
     done = antiphon("doctor")
     assert done.returncode == 0, done.stderr
-    for row in ("python", "torch", "transformers", "CPUs", "memory", "CUDA devices", "ray", "vllm", "peft"):
+    for row in ("python", "torch", "transformers", "CPUs", "memory", "CUDA devices", "float32", "ray", "vllm", "peft"):
         assert row in done.stdout
     offered = set(re.findall(r"pip install 'antiphon\[([^\]]+)\]'", done.stdout))
     assert offered <= {"deepspeed", "envs", "gguf", "megatron", "peft", "ray", "reasoning-gym", "tensorboard"}
