@@ -250,12 +250,15 @@ def in_use(process: int, before: int) -> Counter[str]:
 
 def run(command: list[str], metrics: Path, log: Path, warm: int, into: System) -> list[dict[str, float]]:
     """Run a system to its end, watching its memory once it is warm; returns the lines of its timed steps."""
-    peak, before = 0, device_bytes()
+    peak, before, seen, started = 0, device_bytes(), 0, time.perf_counter()
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
         while process.poll() is None:
             done = len(metrics.read_bytes().splitlines()) if metrics.exists() else 0
             began = time.perf_counter()
+            if done > seen:  # if this is stopped, the output says where the time went
+                print(f"  {into.name}: step {done} ended after {began - started:.0f} s", flush=True)
+                seen = done
             sizes = in_use(process.pid, before) if done >= warm else Counter[str]()
             if sizes.total() > peak:
                 peak, into.parts = sizes.total(), sizes
@@ -263,6 +266,7 @@ def run(command: list[str], metrics: Path, log: Path, warm: int, into: System) -
             time.sleep(max(SAMPLE_SECONDS, 20 * (time.perf_counter() - began)))
     if process.returncode:
         raise RuntimeError(f"exit code {process.returncode} of {' '.join(command)}:\n{log.read_text()[-3000:]}")
+    print(f"  {into.name}: the run ended after {time.perf_counter() - started:.0f} s", flush=True)
     into.peaks.append(peak)
     return [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()][warm:]
 
