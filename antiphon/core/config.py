@@ -44,6 +44,11 @@ def unit(name: str) -> Any:
     return Field(json_schema_extra={"unit": name})
 
 
+def options_by_kind(kinds: "Mapping[str, type[Config]]") -> Any:
+    """Return the annotation of a mapping whose keys depend on the kind beside it: the model of each kind that has some."""
+    return Field(json_schema_extra={"kinds": {kind: model.model_json_schema() for kind, model in kinds.items()}})
+
+
 def load(
     path: str | Path | Mapping[str, Any] | None, overrides: Sequence[str] = (), *, model: type[M], bases: bool = True
 ) -> M:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from antiphon.core.config import Config, parse, unit
+from antiphon.core.config import Config, options_by_kind, parse, unit
 from antiphon.core.errors import ValidatorError
 
 SERVER_KINDS = frozenset({"server"})  # kinds of engines that run in a server started by others
@@ -66,7 +66,7 @@ class EngineKind(Config):
     routed_experts: bool = False
     """Record which experts computed each token, and have the learner take the same (routing replay): for models with a
     mixture of experts, in the native engine."""
-    options: dict[str, Any] = {}
+    options: Annotated[dict[str, Any], options_by_kind({"server": ServerOptions})] = {}
     """Options of this kind of engine: for `vllm`, fields of its EngineArgs; for `server`: urls, flavour, model, key,
     directory. For every kind, tensor_parallel_size times pipeline_parallel_size is the number of devices of one engine."""
 

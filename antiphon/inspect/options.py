@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from antiphon.core.config import Config
@@ -65,6 +65,9 @@ def _walk(schema: Schema, definitions: Schema, path: str, given: Any = None) -> 
         types = " or ".join(map(_describe_type, branches))
         unit = next((each["unit"] for each in (schema, *branches) if "unit" in each), "")
         yield Option(path, types, unit, default, meaning)
+    for kind, options in schema.get("kinds", {}).items():
+        for option in _walk(options, options.get("$defs", {}), path):
+            yield replace(option, meaning=f"Of `kind: {kind}`. {option.meaning}")
     for section in sections:
         for name, field in section["properties"].items():
             inner = (schema.get("default") or {}).get(name)

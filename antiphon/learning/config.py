@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from antiphon.core.config import Config, parse, unit
+from antiphon.core.config import Config, options_by_kind, parse, unit
 from antiphon.learning.backend_options import (
     DeepSpeedOptions,
     MegatronOptions,
@@ -76,7 +76,7 @@ class LearnerConfig(Config):
 
     kind: str = "torch"
     """`torch`, `deepspeed`, `megatron`, or package.module:attribute."""
-    options: dict[str, Any] = {}
+    options: Annotated[dict[str, Any], options_by_kind(OPTIONS)] = {}
     """Options of this kind of learner: `stage` of `deepspeed`, `distributed_optimizer` of `megatron`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the layers' computation (autocast). Weights, gradients and optimizer state are always in float32."""

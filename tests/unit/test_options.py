@@ -39,6 +39,8 @@ def options_of(schema, definitions, path="", given=None):
         found = {words: each[name] for each in [*branches, *items] for name, words in BOUNDS.items() if name in each}
         default = json.dumps(schema["default"]) if "default" in schema else "required"
         yield path, ", ".join([default, *(f"{words} {bound}" for words, bound in found.items())])
+    for kind in schema.get("kinds", {}).values():
+        yield from options_of(kind, {}, path)
 
 
 def alternatives(schema):
