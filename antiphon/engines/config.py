@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from antiphon.core.config import Config, options_by_kind, parse, unit
 from antiphon.core.errors import ValidatorError
 
+NATIVE_DTYPES = ("float32", "bfloat16", "float16", "float64")
 SERVER_KINDS = frozenset({"server"})  # kinds of engines that run in a server started by others
 PREALLOCATING_KINDS = frozenset({"vllm"})  # kinds that allocate their share of a device when they start
 SLEEP_OPTIONS = {"vllm": {"enable_sleep_mode": True}}  # options with which a kind frees GPU memory while it sleeps

@@ -6,6 +6,7 @@ from antiphon.cluster.devices import cpu_multiply_rate, is_cpu
 from antiphon.engines.config import SERVER_KINDS, EngineKind
 from antiphon.learning.config import LearnerConfig
 from antiphon.run.config import RunConfig
+from antiphon.run.config_checks.common import iterate_engines
 
 NOTICEABLE = 1.2  # times slower; less is noise
 
@@ -23,9 +24,8 @@ def report_slow_dtypes(
         report: Called with each message.
         rate: Returns the operations a second of this CPU in products of a dtype.
     """
-    models: dict[str, LearnerConfig | EngineKind] = {"learner": config.learner, "engine": config.engine}
-    models |= {f"engine.also.{number}": engine for number, engine in enumerate(config.engine.also)}
-    for key, model in models.items():
+    models: list[tuple[str, LearnerConfig | EngineKind]] = [("learner", config.learner), *iterate_engines(config)]
+    for key, model in models:
         if model.dtype not in ("bfloat16", "float16") or model.kind in SERVER_KINDS or not is_cpu(model.device):
             continue
         ratio = rate("float32") / rate(model.dtype)

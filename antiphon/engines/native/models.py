@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from antiphon.core.errors import UnsupportedError
-from antiphon.engines.config import EngineKind
+from antiphon.engines.config import NATIVE_DTYPES, EngineKind
 from antiphon.engines.native.attention import ATTENTION_NAME
 from antiphon.engines.native.linear import speed_up_linears
 
@@ -53,10 +53,10 @@ def resolve_device(config: EngineKind) -> torch.device:
 
 
 def resolve_dtype(config: EngineKind) -> torch.dtype:
-    """Return the dtype that `engine.dtype` names; raise `UnsupportedError` unless it is floating-point."""
-    dtype = getattr(torch, config.dtype, None)
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise UnsupportedError(f"engine.dtype: there is no {config.dtype!r}; valid are float32, bfloat16, float16")
+    """Return the dtype that `engine.dtype` names; raise `UnsupportedError` if it is none of `NATIVE_DTYPES`."""
+    if config.dtype not in NATIVE_DTYPES:
+        raise UnsupportedError(f"engine.dtype: there is no {config.dtype!r}; valid are {', '.join(NATIVE_DTYPES)}")
+    dtype: torch.dtype = getattr(torch, config.dtype)
     return dtype
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from antiphon.cluster.placement import ANYWHERE, find_problems, placement_key
+from antiphon.engines.config import NATIVE_DTYPES
 from antiphon.run.config_checks.common import Problem, iterate_engines
 
 if TYPE_CHECKING:
@@ -32,6 +33,13 @@ def check_cluster(config: "RunConfig") -> Iterator[Problem]:
                     f"{at}.python",
                     f"{engine.python!r} needs cluster.kind: local; all workers of Ray use one interpreter",
                 )
+
+
+def check_dtypes(config: "RunConfig") -> Iterator[Problem]:
+    """Check that native engines have dtypes that exist; those of other kinds are their own affair."""
+    for at, engine in iterate_engines(config):
+        if engine.kind == "native" and engine.dtype not in NATIVE_DTYPES:
+            yield f"{at}.dtype", f"there is no {engine.dtype!r}; valid are {', '.join(NATIVE_DTYPES)}"
 
 
 def check_placement(config: "RunConfig") -> Iterator[Problem]:

@@ -300,6 +300,8 @@ REMOTE = ["tasks.0.reward=judge", "tasks.0.reward_options={address: 'http://j/v1
         (["engine.kind=vlm"], "engine.kind"),
         (["weights.encoding=delta"], "weights.encoding"),
         (["engine.also=[{kind: vlm}]"], "engine.also.0.kind"),
+        (["engine.dtype=bf16"], "engine.dtype"),
+        (["engine.also=[{dtype: int32}]"], "engine.also.0.dtype"),
         (["engine.also=[{minimum: 1}]"], "engine.also.0.minimum"),
         (["engine.also=[{routed_experts: true}]"], "engine.also.0.routed_experts"),
         (["engine.also=[{max_length: 9}]"], "rollout.sampling.max_tokens"),
