@@ -299,7 +299,8 @@ async def _built(config: OfflineConfig, group: MakeGroup, overwrite: bool, resum
         cluster: Cluster = CLUSTERS.resolve(config.cluster.kind)(config.cluster, directory.logs)
         stack.push_async_callback(cluster.close)
         made = directory.path / "initial_model"
-        model = await model_directory(cluster, config.model.path, made, config.seed)
+        template = config.model.chat_template
+        model = await model_directory(cluster, config.model.path, made, config.seed, chat_template=template)
         await check_model(cluster, model, config.learner)
         placement = await _place(cluster, config)
         renderer = Renderer(model)

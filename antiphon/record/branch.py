@@ -5,7 +5,6 @@ cut. An event `branch` of this lineage names the other run. A resume goes on fro
 """
 
 import json
-import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import asdict
@@ -26,7 +25,7 @@ from antiphon.record.checkpoint import (
 )
 from antiphon.record.reader import BranchPoint
 from antiphon.record.resume import code_version, require_resumable
-from antiphon.record.run_dir import RunDirectory
+from antiphon.record.run_dir import RunDirectory, link_or_copy
 from antiphon.record.store import LedgerStore, PendingRows
 
 
@@ -101,16 +100,11 @@ def _manifest_digest(checkpoint: Path) -> str:
 
 
 def _link_files(source: Path, names: Iterable[str], target: Path) -> None:
-    """Put files of a directory into another: hard links, or copies where these are impossible, as on another file system."""
+    """Put files of a directory into another, without a second copy where that is possible."""
     for name in names:
         file, place = safe_files.resolve_file(source, name).resolve(), target / name
         place.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            place.hardlink_to(file)
-        except FileNotFoundError:  # removed meanwhile
-            raise
-        except OSError:
-            shutil.copy2(file, place)
+        link_or_copy(file, place)
 
 
 def _no_checkpoint(run: Path, step: int, reason: object) -> ConfigError:

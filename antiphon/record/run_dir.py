@@ -19,6 +19,7 @@ import errno
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -203,3 +204,13 @@ def fsync(path: Path) -> None:
     finally:
         os.close(descriptor)
     hit("sync", path)
+
+
+def link_or_copy(file: Path, place: Path) -> None:
+    """Make `place` a hard link to a file, or a copy where that is impossible, as on another file system."""
+    try:
+        place.hardlink_to(file)
+    except FileNotFoundError:  # removed meanwhile
+        raise
+    except OSError:
+        shutil.copy2(file, place)

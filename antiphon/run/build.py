@@ -99,8 +99,11 @@ async def start_run(config: RunConfig, *, overwrite: bool = False, resume: bool 
 async def _prepare_model(cluster: Cluster, directory: RunDirectory, config: RunConfig) -> Path:
     """Return the directory of the model that training begins with, after a check that it can be trained."""
     built_model = directory.built_model
-    path = str(built_model) if built_model.is_dir() else config.model.path
-    model = await model_directory(cluster, path, built_model, config.seed)
+    if built_model.is_dir():
+        path, template = str(built_model), ""
+    else:
+        path, template = config.model.path, config.model.chat_template
+    model = await model_directory(cluster, path, built_model, config.seed, chat_template=template)
     await check_model(cluster, model, config.learner)
     return model
 

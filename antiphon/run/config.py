@@ -31,6 +31,9 @@ class ModelConfig(Config):
 
     path: str
     """A directory or Hugging Face id; or package.module:function, called with (directory, seed) to write one there."""
+    chat_template: str = ""
+    """A file with a chat template in Jinja, which replaces the model's in the run and in its checkpoints. Empty: the model's
+    own."""
 
 
 class EvaluationConfig(Config):

@@ -59,7 +59,10 @@ async def _read_model_facts(config: RunConfig, scratch: Path) -> ModelFacts:
     mixture = Mixture.load(config.tasks, config.seed)
     cluster = LocalCluster(ClusterConfig(), scratch.parent)
     try:
-        model = await model_directory(cluster, config.model.path, scratch, config.seed, weights=False)
+        template = config.model.chat_template
+        model = await model_directory(
+            cluster, config.model.path, scratch, config.seed, weights=False, chat_template=template
+        )
     finally:
         await cluster.close()
     check_meshes(config, model)

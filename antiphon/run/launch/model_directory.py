@@ -1,14 +1,22 @@
 """The directory that a model is loaded from: given, written by a user's function, or downloaded."""
 
 import asyncio
+import shutil
 from pathlib import Path
 
 from antiphon.cluster.base import Cluster
 from antiphon.core.errors import DataError
 from antiphon.core.objects import stays_here
 from antiphon.core.registry import import_path
+from antiphon.core.types import Message
 from antiphon.core.workers import Worker
+from antiphon.record.run_dir import link_or_copy
 from antiphon.run.model_files import check_weights
+from antiphon.tasks.rendering import Renderer
+
+CHAT_TEMPLATE = (
+    "chat_template"  # beginning of the names of its files; transformers takes such a file before any setting
+)
 
 
 class ModelBuilder(Worker):
@@ -19,18 +27,21 @@ class ModelBuilder(Worker):
         import_path(path, "model")(target, seed)
 
 
-async def model_directory(cluster: Cluster, path: str, target: Path, seed: int, *, weights: bool = True) -> Path:
+async def model_directory(
+    cluster: Cluster, path: str, target: Path, seed: int, *, weights: bool = True, chat_template: str = ""
+) -> Path:
     """Return a local directory with the model at `path`.
 
     Args:
         cluster: Runs a function that writes the model.
         path: A directory, a Hugging Face id, or package.module:function.
-        target: Directory that such a function writes to.
+        target: Directory that such a function writes to, and the one of a model with another chat template.
         seed: Second argument of such a function.
         weights: False if the configuration of the model is enough; weights are then not downloaded.
+        chat_template: A file with a chat template to use instead of the model's.
 
     Raises:
-        DataError: There is no such model, or it lacks the weights that are needed.
+        DataError: There is no such model, it lacks the weights that are needed, or the chat template cannot be used.
     """
     found = Path(path)
     if stays_here(path):
@@ -45,7 +56,30 @@ async def model_directory(cluster: Cluster, path: str, target: Path, seed: int, 
         found = _download(path, weights)
     if weights:
         check_weights(found)
-    return found
+    return _replace_chat_template(found, chat_template, target) if chat_template else found
+
+
+def _replace_chat_template(model: Path, file: str, target: Path) -> Path:
+    """Return `target` as a directory with the files of `model` and the chat template in `file`, whole or not there at all."""
+    try:
+        template = Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"model.chat_template: {file} cannot be read: {error}", path=file) from error
+    place = model
+    if model != target:
+        place = target.with_name(f"{target.name}.partial")
+        for directory in (place, target):
+            shutil.rmtree(directory, ignore_errors=True)
+        place.mkdir(parents=True)
+        for each in model.iterdir():
+            if each.is_file() and not each.name.startswith(CHAT_TEMPLATE):
+                link_or_copy(each.resolve(), place / each.name)
+    (place / f"{CHAT_TEMPLATE}.jinja").write_text(template, encoding="utf-8")
+    try:
+        Renderer(place).encode_prompt([Message("user", "Hello")])
+    except DataError as error:
+        raise DataError(f"model.chat_template: {file}: {error}", path=file) from error
+    return place.rename(target)
 
 
 def _download(path: str, weights: bool) -> Path:
