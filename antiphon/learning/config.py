@@ -222,6 +222,10 @@ class CheckpointConfig(Config):
     timeout: Annotated[float, unit("seconds")] = Field(3600.0, gt=0.0)
     """Time limit in seconds, each, of the learner's part of a checkpoint, of writing the rest, and of reading one; when it
     passes, the run ends."""
+    upload: str = ""
+    """A shell command that is run for each complete checkpoint, with all rights of the run's user, to copy it elsewhere. The
+    environment variable ANTIPHON_CHECKPOINT is its directory, ANTIPHON_RUN the run's name. Training goes on meanwhile; the next
+    checkpoint waits for it, for `timeout` at most. If it fails, the run reports that and goes on."""
     restarts: Annotated[int, unit("resumes")] = Field(1, ge=0)
     """How many times in a row a run that lost its learner is resumed from the same checkpoint."""
 

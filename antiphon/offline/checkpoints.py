@@ -20,6 +20,7 @@ from antiphon.record.checkpoint import (
     staging_dir,
 )
 from antiphon.record.run_dir import RunDirectory
+from antiphon.record.upload import CheckpointUploads
 
 Wait = Callable[[Awaitable[Any], str], Awaitable[Any]]  # for a worker, which may hang; with the name of the wait
 
@@ -27,12 +28,20 @@ Wait = Callable[[Awaitable[Any], str], Awaitable[Any]]  # for a worker, which ma
 class OfflineCheckpoints:
     """Writes the checkpoints of a run, one at a time, while training goes on."""
 
-    def __init__(self, directory: RunDirectory, config: CheckpointConfig, learner: WorkerLearner, wait: Wait) -> None:
+    def __init__(
+        self,
+        directory: RunDirectory,
+        config: CheckpointConfig,
+        learner: WorkerLearner,
+        wait: Wait,
+        report: Callable[[str], object],
+    ) -> None:
         self._directory = directory
         self._config = config
         self._learner = learner
         self._wait = wait
         self._saving: asyncio.Task[None] | None = None
+        self._uploads = CheckpointUploads(config.upload, config.timeout, directory, report)
 
     def is_due(self, step: int) -> bool:
         """Return True if a checkpoint is written after `step`; that of the last step is written in any case."""
@@ -51,13 +60,15 @@ class OfflineCheckpoints:
             await self._wait(written, "save")
             await asyncio.to_thread(publish_checkpoint, aside, place, state)
             prune_checkpoints(place.parent, self._config.keep_last, self._config.keep_every)
+            self._uploads.begin(owner, place)
 
         self._saving = owner.create_task(finish(), name=f"checkpoint {state['step']}")
 
     async def wait_saved(self) -> None:
-        """Return when the checkpoint that was begun is in place."""
+        """Return when the checkpoint that was begun is in place, and uploaded if that is configured."""
         if self._saving is not None:
             await self._saving
+        await self._uploads.wait()
 
     async def save_model(self, step: int) -> Path:
         """Write the model alone, in place of the one of a shorter run; return its directory."""

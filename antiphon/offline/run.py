@@ -195,7 +195,7 @@ class Offline:
         config, began, done = self.config, time.monotonic(), self.state.get("step", 0)
         steps = max(config.steps or config.epochs * -(-len(self.data) // config.batch_size), done)
         parameters = await self.wait(learner.begin(AlgorithmConfig(), config.learner.optimizer, steps), "begin")
-        checkpoints = OfflineCheckpoints(self.directory, config.checkpoint, learner, self.wait)
+        checkpoints = OfflineCheckpoints(self.directory, config.checkpoint, learner, self.wait, self.view.message)
         if self.checkpoint is not None:
             await self.wait(learner.restore(self.checkpoint), "restore")
         self.start.confirm()

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from antiphon.record.checkpoint import checkpoint_name, prune_checkpoints, publish_checkpoint, staging_dir
+from antiphon.record.upload import CheckpointUploads
 from antiphon.run.components import Components
 from antiphon.run.publisher import LearnerAccess
 from antiphon.run.waits import RunWaits
@@ -18,6 +19,10 @@ class RunCheckpoints:
         self._config = parts.config.checkpoint
         self._waits = RunWaits(parts.config, parts.deadlines)
         self._saving: asyncio.Task[None] | None = None
+        record = parts.record
+        self._uploads = CheckpointUploads(
+            self._config.upload, self._config.timeout, record.directory, record.view.message
+        )
 
     def is_due(self, step: int) -> bool:
         """Return True if a checkpoint is written after `step`; the last one is written as the run ends."""
@@ -40,10 +45,12 @@ class RunCheckpoints:
             await record.in_thread(publish_checkpoint, staging, directory, state)
             record.ledger.add_checkpoint(state["step"], version, directory.name)
             prune_checkpoints(directory.parent, self._config.keep_last, self._config.keep_every)
+            self._uploads.begin(owner, directory)
 
         self._saving = owner.create_task(finish(), name=f"checkpoint {state['step']}")
 
     async def wait_saved(self) -> None:
-        """Return when the checkpoint that was begun is in place."""
+        """Return when the checkpoint that was begun is in place, and uploaded if that is configured."""
         if self._saving is not None:
             await self._waits(asyncio.shield(self._saving), "checkpoint", "a checkpoint to be in place")
+        await self._uploads.wait()
