@@ -164,6 +164,11 @@ def environment(*names: str) -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
+def environment_with(**variables: str) -> dict[str, str]:
+    """Return all environment variables and these, for a program that the user starts."""
+    return {**os.environ, **variables}
+
+
 def set_environment(**variables: str) -> None:
     """Set environment variables, each unless the user has, for libraries that take a setting in no other way."""
     for name, value in variables.items():

@@ -1,10 +1,10 @@
 """The user's command that copies each complete checkpoint to another place."""
 
 import asyncio
-import os
 from collections.abc import Callable
 from pathlib import Path
 
+from antiphon.core.config import environment_with
 from antiphon.core.processes.child import describe_exit, start_child
 from antiphon.core.processes.own_process import open_log
 from antiphon.record.run_dir import RunDirectory
@@ -39,12 +39,13 @@ class CheckpointUploads:
             await self._running
 
     async def _run(self, checkpoint: Path) -> None:
-        variables = {"ANTIPHON_CHECKPOINT": str(checkpoint.absolute()), "ANTIPHON_RUN": self._directory.path.name}
+        run = self._directory.path.name
+        variables = environment_with(ANTIPHON_CHECKPOINT=str(checkpoint.absolute()), ANTIPHON_RUN=run)
         log = self._directory.logs / "upload.log"
         with open_log(log) as output:
             child = start_child(
                 ["sh", "-c", self._command],
-                environment={**os.environ, **variables},
+                environment=variables,
                 stdout=output,
                 stderr=output,
                 own_session=True,
