@@ -15,6 +15,7 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -197,6 +198,7 @@ class Project:
     def __init__(self, folder: Path, model: Path) -> None:
         self.folder = folder
         self.model = model
+        self._started: list[subprocess.Popen[str]] = []
         (folder / "mytask.py").write_text(textwrap.dedent(TASK))
 
     def config(self, **sections) -> Path:
@@ -212,7 +214,7 @@ class Project:
                     "reward": "mytask:digits",
                 }
             ],
-            "rollout": {"groups_per_step": 2, "group_size": 4, "timeout": 60, "sampling": {"max_tokens": 8}},
+            "rollout": {"groups_per_step": 2, "group_size": 4, "timeout": 180, "sampling": {"max_tokens": 8}},
             "learner": {"optimizer": {"learning_rate": 1e-2}},
             "engine": {"slots": 16},
             "record": {"directory": str(self.folder / "runs")},
@@ -224,13 +226,23 @@ class Project:
         return path
 
     def start(self, *arguments: str) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "antiphon", *map(str, arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
+        self._started.append(process)
+        return process
+
+    def end(self) -> None:
+        """End what a test that failed has left, which would fail others: those that look at processes or open files."""
+        for process in self._started:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+            process.stderr.close()
 
     def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         process = self.start(*arguments)
@@ -277,5 +289,7 @@ def _made(function: str, directory: Path) -> Path:
 
 
 @pytest.fixture
-def project(tmp_path, model) -> Project:
-    return Project(tmp_path, model)
+def project(tmp_path, model) -> Iterator[Project]:
+    project = Project(tmp_path, model)
+    yield project
+    project.end()

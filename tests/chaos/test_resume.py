@@ -59,7 +59,7 @@ def test_a_deterministic_run_goes_on_to_the_last_bit(project):
         path = project.config(
             name=name,
             steps=6,
-            rollout=rollout | {"timeout": 60, "sampling": {"max_tokens": 8}},
+            rollout=rollout | {"timeout": 180, "sampling": {"max_tokens": 8}},
             checkpoint={"every": 1},
         )
         return path.rename(path.with_name(f"{name}.yaml"))

@@ -121,7 +121,7 @@ def in_world(world, **more):
     return [{"name": "world", "prompts": {"source": "worlds:nothing"}, "environment": f"worlds:{world}"} | more]
 
 
-ROLLOUT = {"groups_per_step": 2, "group_size": 4, "timeout": 60, "sampling": {"max_tokens": 8}}
+ROLLOUT = {"groups_per_step": 2, "group_size": 4, "timeout": 180, "sampling": {"max_tokens": 8}}
 
 
 def test_broken_environments_never_block_or_score_zero(worlds):

@@ -46,7 +46,7 @@ AGENT = [
 
 def sections(project, recipe, **algorithm):
     """What a run with this recipe needs beside it."""
-    rollout = {"groups_per_step": 2, "group_size": 4, "async_ratio": 1, "timeout": 60, "sampling": {"max_tokens": 8}}
+    rollout = {"groups_per_step": 2, "group_size": 4, "async_ratio": 1, "timeout": 180, "sampling": {"max_tokens": 8}}
     found = {"algorithm": {"recipe": recipe, **algorithm}, "rollout": rollout}
     if VALUES in AlgorithmConfig.model_validate({"recipe": recipe}).required_streams:
         found["critic"] = {"count": 2, "disjoint": True, "optimizer": {"learning_rate": 1e-2}}

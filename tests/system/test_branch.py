@@ -24,7 +24,7 @@ failpoints.arm("published", 2)
 sys.argv = ["antiphon", *sys.argv[1:]]
 main()
 """
-ROLLOUT = {"groups_per_step": 2, "group_size": 4, "timeout": 60, "sampling": {"max_tokens": 8}}
+ROLLOUT = {"groups_per_step": 2, "group_size": 4, "timeout": 180, "sampling": {"max_tokens": 8}}
 
 
 def contents(directory):
@@ -131,7 +131,7 @@ def test_branch_from_python_takes_objects(tmp_path, model):
         return float(transcript.response[:1].isdigit())
 
     prompts = [{"prompt": f"{number}+1=", "answer": "1"} for number in range(8)]
-    rollout = {"groups_per_step": 2, "group_size": 4, "timeout": 60, "sampling": {"max_tokens": 8}}
+    rollout = {"groups_per_step": 2, "group_size": 4, "timeout": 180, "sampling": {"max_tokens": 8}}
     config = {"name": "run", "steps": 2, "rollout": rollout, "record": {"directory": str(tmp_path), "live": "off"}}
     source = antiphon.train(config, model=str(model), prompts=prompts, reward=digits)
     found = antiphon.branch(source.directory, 2, steps=4, name="other", prompts=prompts, reward=first)

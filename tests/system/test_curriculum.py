@@ -21,7 +21,7 @@ ALL = {"name": "all", "prompts": {"source": "mytask:problems"}, "reward": "mytas
 
 
 def configure(project, *overrides, tasks=(CHOSEN, ALL), **rollout):
-    rollout = {"groups_per_step": 4, "group_size": 4, "timeout": 60, "sampling": {"max_tokens": 8}, **rollout}
+    rollout = {"groups_per_step": 4, "group_size": 4, "timeout": 180, "sampling": {"max_tokens": 8}, **rollout}
     path = project.config(tasks=list(tasks), rollout=rollout, learner={"optimizer": {"learning_rate": 1e-4}})
     add_import_folder(path)
     return load(path, ("cluster.debug=true", "record.live=off", "evaluation.every=0", *overrides), model=RunConfig)

@@ -56,7 +56,7 @@ def watched(project):
 def configure(project, *others, overrides=(), **evaluation):
     (project.folder / "coins.py").write_text(textwrap.dedent(WORLD))
     trained = {"name": "digits", "prompts": {"source": "mytask:problems"}, "test": TEST, "reward": "mytask:digits"}
-    rollout = {"groups_per_step": 2, "group_size": 4, "timeout": 60, "max_turns": 2, "sampling": {"max_tokens": 8}}
+    rollout = {"groups_per_step": 2, "group_size": 4, "timeout": 180, "max_turns": 2, "sampling": {"max_tokens": 8}}
     path = project.config(tasks=[trained, *others], rollout=rollout, evaluation={"every": 1, **evaluation}, steps=2)
     add_import_folder(path)
     return load(path, ("cluster.debug=true", "record.live=off", *overrides), model=RunConfig)

@@ -84,7 +84,7 @@ def test_critics_and_reference_resume_on_other_meshes(project, sections):
         "critic": {"count": 2},
         "checkpoint": {"every": 1},
     }
-    rollout = {"groups_per_step": 2, "group_size": 4, "async_ratio": 1, "timeout": 60, "sampling": {"max_tokens": 8}}
+    rollout = {"groups_per_step": 2, "group_size": 4, "async_ratio": 1, "timeout": 180, "sampling": {"max_tokens": 8}}
     rollout |= sections.get("rollout", {})
     path = project.config(
         model={"path": "mytask:build_deep"}, meshes=OF_ROLES, **given | sections | {"rollout": rollout, "steps": 2}

@@ -15,7 +15,7 @@ ROLLOUT = {
     "extra_groups": 1,
     "order": "ready",
     "filter": "spread",
-    "timeout": 60,
+    "timeout": 180,
     "sampling": {"max_tokens": 4},
 }
 

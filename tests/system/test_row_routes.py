@@ -58,7 +58,7 @@ def configure(project, written, route="kind", **mixed):
     path.write_text("".join(f"{json.dumps(row)}\n" for row in written))
     prompts = {"source": "jsonl", "path": str(path), "shuffle": False}
     tasks = [{"name": "mixed", "prompts": prompts, "route": route, **mixed}]
-    rollout = {"groups_per_step": 12, "group_size": 2, "max_turns": 6, "timeout": 60, "sampling": {"max_tokens": 8}}
+    rollout = {"groups_per_step": 12, "group_size": 2, "max_turns": 6, "timeout": 180, "sampling": {"max_tokens": 8}}
     config = project.config(
         tasks=tasks + [{"name": name} | task for name, task in TASKS.items()], rollout=rollout, steps=2
     )

@@ -31,7 +31,7 @@ def train(project, *overrides, **sections) -> int:
 
 
 def rollout(**changes):
-    return {"groups_per_step": 2, "group_size": 4, "timeout": 60, "sampling": {"max_tokens": 8}, **changes}
+    return {"groups_per_step": 2, "group_size": 4, "timeout": 180, "sampling": {"max_tokens": 8}, **changes}
 
 
 @pytest.mark.parametrize("ratio", [0, 0.5, 1, 2])

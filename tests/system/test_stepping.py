@@ -21,7 +21,7 @@ def digits(prompt, transcript):
 
 @pytest.fixture
 def given(tmp_path, model):
-    rollout = {"groups_per_step": 2, "group_size": 4, "timeout": 60, "sampling": {"max_tokens": 6}}
+    rollout = {"groups_per_step": 2, "group_size": 4, "timeout": 180, "sampling": {"max_tokens": 6}}
     record = {"directory": str(tmp_path / "runs"), "live": "off"}
     config = {"name": "run", "steps": 4, "rollout": rollout, "record": record, "cluster": {"debug": True}}
     return {"config": config, "model": model, "prompts": ROWS, "reward": digits}
