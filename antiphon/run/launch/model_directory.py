@@ -14,9 +14,8 @@ from antiphon.record.run_dir import link_or_copy
 from antiphon.run.model_files import check_weights
 from antiphon.tasks.rendering import Renderer
 
-CHAT_TEMPLATE = (
-    "chat_template"  # beginning of the names of its files; transformers takes such a file before any setting
-)
+# Beginning of the names of its files. Transformers takes such a file before the setting of the tokenizer.
+CHAT_TEMPLATE = "chat_template"
 
 
 class ModelBuilder(Worker):
@@ -60,7 +59,10 @@ async def model_directory(
 
 
 def _replace_chat_template(model: Path, file: str, target: Path) -> Path:
-    """Return `target` as a directory with the files of `model` and the chat template in `file`, whole or not there at all."""
+    """Return `target` as a directory with the files of `model` and the chat template in `file`.
+
+    A directory that is made for this is whole, or not there at all.
+    """
     try:
         template = Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -31,9 +31,10 @@ def test_each_slow_dtype_is_named_by_its_key():
         (NEW, {"learner": {"device": "cpu", "dtype": "bfloat16"}}),
         (OLD, {"learner": {"device": "cpu"}, "engine": {"device": "cpu"}}),
         (OLD, {"learner": {"device": "cuda", "dtype": "bfloat16"}}),
+        (OLD, {"learner": {"device": "cpu", "dtype": "bfloat16"}, "cluster": {"kind": "ray"}}),
         (OLD, {"engine": {"kind": "server", "dtype": "bfloat16", "options": {"urls": ["http://127.0.0.1:1"]}}}),
     ],
-    ids=["fast", "float32", "on a GPU", "in a server"],
+    ids=["fast", "float32", "on a GPU", "on a cluster", "in a server"],
 )
 def test_nothing_is_reported_of_what_is_no_slower_here(rates, sections):
     assert reports(rates, **sections) == []
