@@ -4,8 +4,9 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
+from queue import Empty, SimpleQueue
 from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar, TypeVarTuple, Unpack, cast
 
@@ -13,6 +14,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 LONGEST_WAIT = 0.1  # seconds
+ENDED, INTERRUPTED = "ended", "interrupted"
 
 
 def run_blocking(main: Coroutine[Any, Any, T]) -> T:
@@ -57,43 +59,56 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine as a task of the thread's event loop, and return its result; for Ctrl-C see `wait`."""
-        with self._forward_interrupts():
-            return _wait(self.submit(work))
+        with self._forward_interrupts() as events:
+            return _wait(self.submit(work), events)
 
     def wait(self, future: "Future[T]") -> T:
         """Return a result; a Ctrl-C meanwhile is handled in the thread's event loop, or cancels if nobody handles it there."""
-        with self._forward_interrupts():
-            return _wait(future)
+        with self._forward_interrupts() as events:
+            return _wait(future, events)
 
     @contextmanager
-    def _forward_interrupts(self) -> Iterator[None]:
-        """Handle Ctrl-C by the handler that was added to the event loop, from before the work begins that may cause one."""
+    def _forward_interrupts(self) -> Iterator["SimpleQueue[str]"]:
+        """Handle Ctrl-C by the handler that was added to the event loop, from before the work begins that may cause one.
+
+        Without such a handler the queue gets `INTERRUPTED`. Raised where the signal came, it could leave a lock of the
+        future taken, which the event loop then waits for forever; a `SimpleQueue` is safe to use in a signal handler.
+        """
+        events: SimpleQueue[str] = SimpleQueue()
         if threading.current_thread() is not threading.main_thread():  # which alone handles signals
-            yield
+            yield events
             return
-        before = signal.signal(signal.SIGINT, self._interrupt)
+
+        def interrupt(signum: int, frame: FrameType | None) -> None:
+            if handler := self._loop.interrupt:
+                self.call_soon(handler)
+            else:
+                events.put(INTERRUPTED)
+
+        before = signal.signal(signal.SIGINT, interrupt)
         try:
-            yield
+            yield events
         finally:
             signal.signal(signal.SIGINT, before)
-
-    def _interrupt(self, signum: int, frame: FrameType | None) -> None:
-        if self._loop.interrupt is None:
+        if not events.empty():  # it came together with the result
             raise KeyboardInterrupt
-        self.call_soon(self._loop.interrupt)
 
 
-def _wait(future: "Future[T]") -> T:
-    try:
-        # A signal that comes just before a wait begins does not end the wait: it is handled after it.
-        while not wait([future], LONGEST_WAIT).done:
-            pass
-        return future.result()
-    except CancelledError:  # another class than that of coroutines
-        raise asyncio.CancelledError from None
-    except KeyboardInterrupt:
-        future.cancel()
-        raise
+def _wait(future: "Future[T]", events: "SimpleQueue[str]") -> T:
+    future.add_done_callback(lambda _: events.put(ENDED))
+    while True:
+        try:
+            # A signal that comes just before a wait begins does not end the wait: it is handled after it.
+            event = events.get(timeout=LONGEST_WAIT)
+        except Empty:
+            continue
+        if event == INTERRUPTED:
+            future.cancel()
+            raise KeyboardInterrupt
+        try:
+            return future.result()
+        except CancelledError:  # another class than that of coroutines
+            raise asyncio.CancelledError from None
 
 
 async def _cancel_other_tasks() -> None:

@@ -1,7 +1,6 @@
 """Coroutines that are run from code that is not asynchronous, inside and outside of an event loop."""
 
 import asyncio
-import gc
 import os
 import signal
 import sys
@@ -9,6 +8,7 @@ import threading
 
 import pytest
 
+from antiphon.core import blocking
 from antiphon.core.blocking import run_blocking
 
 
@@ -44,9 +44,7 @@ def test_errors_are_raised_where_it_is_called():
 def frequent_switches():
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
-    gc.disable()  # Python drops an interrupt that comes while the collector runs a destructor, of whatever other tests left
     yield
-    gc.enable()
     sys.setswitchinterval(before)
 
 
@@ -73,3 +71,40 @@ def test_an_interrupt_reaches_the_handler_in_the_thread(handled):
             with pytest.raises(KeyboardInterrupt):
                 loop.run_until_complete(cell())
     loop.close()
+
+
+@pytest.mark.parametrize("line", range(1, 31))
+def test_an_interrupt_at_any_line_of_the_wait_ends_it(line):
+    """Ctrl-C may come while the caller holds a lock that the thread needs: then nothing may be left locked."""
+    lines = 0
+
+    async def cell():
+        return run_blocking(asyncio.Event().wait())
+
+    def count(frame, event, argument):
+        nonlocal lines
+        lines += event == "line"
+        if event == "line" and lines == line:
+            signal.raise_signal(signal.SIGINT)
+        return count
+
+    def trace(frame, event, argument):
+        return count if waits(frame) else None
+
+    loop, before = asyncio.new_event_loop(), sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(cell())
+    finally:
+        sys.settrace(before)
+        loop.close()
+
+
+def waits(frame):
+    """Whether the frame is the thread's wait for a result, or is called by it at whatever depth."""
+    while frame:
+        if frame.f_code is blocking._wait.__code__:
+            return True
+        frame = frame.f_back
+    return False
