@@ -29,6 +29,8 @@ def audit(run: RunPath) -> None:
                 print_line(
                     f"lineage {lineage} ended{f' by an error: {error}' if (error := found.ends[lineage]) else ''}"
                 )
+        if not found.balance:
+            print_line("no attempts: the run ended, or was killed, before it sampled; there was little to check")
         if found.open:
             print_line(f"open attempts: {found.open}; the run goes on, or it was killed, and --resume marks them lost")
         for violation in found.violations:

@@ -205,3 +205,41 @@ def check_freshness(db: sqlite3.Connection, rollout: dict[str, Any]) -> Iterator
             greatest,
             allowed,
         )
+
+
+def check_evaluations(db: sqlite3.Connection) -> Iterator[str]:
+    """Check that evaluations measured the versions that they are said to have measured.
+
+    One evaluation runs at a time. It may begin again after a resume, with a version that is newer than that of its step.
+    """
+    evaluations = (
+        "WITH told AS (SELECT number, lineage, kind, detail ->> '$.step' AS step, detail ->> '$.version' AS version,"
+        " detail ->> '$.first' AS first, detail ->> '$.last' AS last, detail ->> '$.accuracy' AS accuracy"
+        " FROM events WHERE kind IN ('evaluate', 'evaluated')),"
+        " known AS (SELECT lineage, version FROM versions UNION SELECT lineage, version FROM lineages),"
+        " e AS (SELECT *, lag(kind) OVER w AS before, lag(step) OVER w AS began, lag(version) OVER w AS newest FROM told"
+        " WINDOW w AS (PARTITION BY lineage ORDER BY number)) "
+    )
+    yield from report_rows(
+        db,
+        "evaluations of a version that was not published, or that is older than its step",
+        f"{evaluations} SELECT e.lineage, e.step, e.version FROM e LEFT JOIN steps s USING (lineage, step)"
+        " WHERE kind = 'evaluate' AND ((e.lineage, e.version) NOT IN known OR e.version < s.version)",
+    )
+    yield from report_rows(
+        db,
+        "evaluations that ended and had not begun",
+        f"{evaluations} SELECT lineage, step FROM e"
+        " WHERE kind = 'evaluated' AND (before IS NOT 'evaluate' OR step IS NOT began)",
+    )
+    yield from report_rows(
+        db,
+        "evaluations with tokens of versions older than theirs, or not published",
+        f"{evaluations} SELECT lineage, step, first, last FROM e"
+        " WHERE kind = 'evaluated' AND (first < newest OR last < first OR (lineage, last) NOT IN known)",
+    )
+    yield from report_rows(
+        db,
+        "evaluations whose accuracy is no share",
+        f"{evaluations} SELECT lineage, step, accuracy FROM e WHERE accuracy NOT BETWEEN 0 AND 1",
+    )

@@ -1,5 +1,6 @@
 """The auditor: clean runs are clean, and each way to break a promise is found."""
 
+import json
 import shutil
 import sqlite3
 from contextlib import closing
@@ -7,7 +8,9 @@ from contextlib import closing
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from antiphon.cli.app import app
 from antiphon.core.errors import RecordError, RolloutError
 from antiphon.inspect.audit import audit
 from antiphon.simulate.run import simulate
@@ -143,6 +146,46 @@ def test_what_is_planted_is_found(run, planted):
     assert any(said in violation for violation in audit(run).violations), audit(run).violations
 
 
+EVALUATION = [  # beside training, as its run writes it
+    ("evaluate", {"step": 2, "version": 2}),
+    ("evaluated", {"step": 2, "first": 2, "last": 4, "accuracy": 0.5}),
+]
+EVALUATIONS_PLANTED = {  # what is done to the ledger, and what is said of it
+    "of a version that was not published": ("version", 99, "not published"),
+    "before its step was published": ("version", 1, "older than its step"),
+    "with tokens that are too old": ("first", 1, "older than theirs"),
+    "with versions in reverse": ("last", 1, "older than theirs"),
+    "with tokens of an unknown version": ("last", 99, "not published"),
+    "with an accuracy that is none": ("accuracy", 1.5, "no share"),
+}
+
+
+@pytest.mark.parametrize("planted", EVALUATIONS_PLANTED)
+def test_evaluations_of_other_versions_are_found(run, planted):
+    key, value, said = EVALUATIONS_PLANTED[planted]
+
+    def audit_with(changes):
+        with closing(sqlite3.connect(run / "ledger.db")) as db:
+            db.execute("DELETE FROM events WHERE kind LIKE 'evaluate%'")
+            for kind, detail in EVALUATION:
+                changed = json.dumps(detail | {name: changes[name] for name in detail.keys() & changes})
+                db.execute("INSERT INTO events (lineage, second, kind, detail) VALUES (0, 0, ?, ?)", (kind, changed))
+            db.commit()
+        return audit(run).violations
+
+    assert audit_with({}) == []
+    assert any(said in violation for violation in audit_with({key: value}))
+
+
+def test_an_evaluation_that_never_began_is_found(run):
+    kind, detail = EVALUATION[1]
+    with closing(sqlite3.connect(run / "ledger.db")) as db:
+        row = (kind, json.dumps(detail))
+        db.execute("INSERT INTO events (lineage, second, kind, detail) VALUES (0, 0, ?, ?)", row)
+        db.commit()
+    assert any("had not begun" in violation for violation in audit(run).violations)
+
+
 def test_curriculum_need_not_offer_a_prompt_again(run):
     """It draws by the scores of attempts, which may be others after a resume."""
     config = yaml.safe_load((run / "config.yaml").read_text())
@@ -153,6 +196,16 @@ def test_curriculum_need_not_offer_a_prompt_again(run):
     with closing(sqlite3.connect(run / "ledger.db")) as db:
         db.executescript(change)
     assert not any(said in violation for violation in audit(run).violations)
+
+
+def test_a_run_without_attempts_is_told_from_a_clean_one(run):
+    with closing(sqlite3.connect(run / "ledger.db")) as db:
+        for table in ("attempts", "groups", "steps", "balance", "credit"):
+            db.execute(f"DELETE FROM {table}")
+        db.commit()
+    shutil.rmtree(run / "rollouts")
+    done = CliRunner().invoke(app, ["audit", str(run)])
+    assert done.exit_code == 0 and "no attempts" in done.output
 
 
 def test_trajectories_that_are_gone_are_found(run):
