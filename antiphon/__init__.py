@@ -32,11 +32,12 @@ if TYPE_CHECKING:
         Turn,
     )
     from antiphon.inspect.recorded_run import open_run
-    from antiphon.offline.run import dpo
+    from antiphon.offline.api import distill, dpo, reward_model
     from antiphon.run.api import Result, branch, evaluate, sft, start_run, train
     from antiphon.run.compose import load_config
     from antiphon.run.config import RunConfig
     from antiphon.run.loop import Run
+    from antiphon.simulate.automatic_placement import place_automatically
     from antiphon.tasks.base import Transcript
 
 __version__ = "0.1.0"
@@ -56,10 +57,13 @@ _EXPORTS = {
     "RunConfig": "antiphon.run.config:RunConfig",
     "Transcript": "antiphon.tasks.base:Transcript",
     "branch": "antiphon.run.api:branch",
-    "dpo": "antiphon.offline.run:dpo",
+    "distill": "antiphon.offline.api:distill",
+    "dpo": "antiphon.offline.api:dpo",
     "evaluate": "antiphon.run.api:evaluate",
     "load_config": "antiphon.run.compose:load_config",
     "open_run": "antiphon.inspect.recorded_run:open_run",
+    "place_automatically": "antiphon.simulate.automatic_placement:place_automatically",
+    "reward_model": "antiphon.offline.api:reward_model",
     "sft": "antiphon.run.api:sft",
     "start_run": "antiphon.run.api:start_run",
     "train": "antiphon.run.api:train",
@@ -91,10 +95,13 @@ __all__ = [
     "Transcript",
     "Turn",
     "branch",
+    "distill",
     "dpo",
     "evaluate",
     "load_config",
     "open_run",
+    "place_automatically",
+    "reward_model",
     "sft",
     "start_run",
     "train",

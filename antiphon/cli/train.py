@@ -41,7 +41,9 @@ def train(
             return
         require_models(run.models)
         if run.placement.auto:
-            run = _place_automatically(run)
+            from antiphon.simulate.automatic_placement import place_automatically
+
+            run = place_automatically(run)
         from antiphon.run.commands import train as build_and_train
 
         with dashboard_beside(Path(run.record.directory), run.name, dashboard):
@@ -70,32 +72,12 @@ def branch(
         config = load_for_branch(run, at, given, code, trust)
         require_models(config.models)
         if config.placement.auto:
-            config = _place_automatically(config)
+            from antiphon.simulate.automatic_placement import place_automatically
+
+            config = place_automatically(config)
         from antiphon.run.commands import branch as build_and_train
 
         raise typer.Exit(build_and_train(run, at, config, overwrite=overwrite))
-
-
-def _place_automatically(run: "RunConfig") -> "RunConfig":
-    """Divide this machine's devices as the planner suggests, from speeds that a probe left or else from sizes alone."""
-    from antiphon.cluster.devices import this_machine
-    from antiphon.core.config import load
-    from antiphon.simulate.device_split import split_devices
-    from antiphon.simulate.probe import speeds_path
-    from antiphon.simulate.speeds import Speeds
-
-    measured = speeds_path(run)
-    if measured.is_file():
-        speeds, source = load(measured, model=Speeds), f"speeds in {measured}"
-    else:
-        from antiphon.simulate.model_facts import read_model_facts
-        from antiphon.simulate.speed_estimate import estimate, measure_this_machine
-
-        speeds = estimate(run, read_model_facts(run), measure_this_machine(run))
-        source = "sizes alone; `antiphon plan --probe --devices` measures speeds"
-    placed, split = split_devices(run, speeds, this_machine())
-    print(f"placement: {split} (learner {placed.placement.learner}; engines {placed.placement.engine}), from {source}")
-    return placed
 
 
 def sft(config: ConfigPath, overrides: Overrides = None, dry_run: DryRun = False, overwrite: Overwrite = False) -> None:
@@ -108,6 +90,10 @@ def sft(config: ConfigPath, overrides: Overrides = None, dry_run: DryRun = False
             print_run(run, config, overrides)
             return
         require_models([run.model.path])
+        if run.placement.auto:
+            from antiphon.simulate.automatic_placement import place_automatically
+
+            run = place_automatically(run)
         from antiphon.run.commands import sft as build_and_tune
 
         raise typer.Exit(build_and_tune(run, overwrite=overwrite))
@@ -117,12 +103,26 @@ def evaluate(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Model directory, such as a checkpoint.")],
     config: ConfigPath,
     overrides: Overrides = None,
-    samples: Annotated[int | None, typer.Option(help="Completions per prompt, the k of pass@k.", min=1)] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(help="Completions per prompt, the k of pass@k. Default: evaluation.samples.", min=1),
+    ] = None,
     temperature: Annotated[
         float | None,
-        typer.Option(help="0 is greedy. Default: 0 with one completion per prompt, 1 with several.", min=0.0),
+        typer.Option(
+            help="0 is greedy. Default: as the tasks' evaluation.sampling or evaluation.temperature says; without these 0 with"
+            " one completion per prompt, 1 with several.",
+            min=0.0,
+        ),
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Use only the first N test prompts; 0 uses all.", min=0)] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            help="Use only the first N test prompts of all tasks together, with --suite of each task; 0 uses all."
+            " Default: evaluation.limit.",
+            min=0,
+        ),
+    ] = None,
     suite: Annotated[
         str, typer.Option(metavar="TASKS", help="Measure on these tasks of lm-eval instead, separated by commas.")
     ] = "",

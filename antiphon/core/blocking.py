@@ -36,7 +36,7 @@ class LoopThread:
     def __enter__(self) -> Self:
         """Start the thread."""
         self._loop = _ForwardingLoop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="event-loop", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="event-loop", daemon=True)
         self._thread.start()
         return self
 
@@ -44,7 +44,7 @@ class LoopThread:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Cancel what still runs, wait for its end, and end the thread."""
-        self.submit(_cancel_other_tasks()).result()
+        self.run(_cancel_other_tasks())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -66,6 +66,17 @@ class LoopThread:
         """Return a result; a Ctrl-C meanwhile is handled in the thread's event loop, or cancels if nobody handles it there."""
         with self._forward_interrupts() as events:
             return _wait(future, events)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                self._loop.run_forever()
+                return
+            except (
+                KeyboardInterrupt,
+                SystemExit,
+            ):  # ended a task; asyncio tells whoever waits for it, and leaves the loop
+                pass
 
     @contextmanager
     def _forward_interrupts(self) -> Iterator["SimpleQueue[str]"]:

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from antiphon.core.config import load
 from antiphon.record import safe_files
@@ -34,6 +34,14 @@ class Result:
     summary: dict[str, Any]
     exit_code: int
 
+    @classmethod
+    def read(cls, root: str, name: str, exit_code: int) -> Self:
+        """Return the outcome of the run `name` in the directory `root`."""
+        directory = Path(root, name)
+        summary = directory / "summary.json"
+        found = json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else {}
+        return cls(directory, found, exit_code)
+
     def metrics(self) -> "pandas.DataFrame":
         """Return the metrics of all steps that were not undone, a row a step; needs pandas."""
         return read_metrics_table(self.directory)
@@ -62,7 +70,7 @@ def train(config: Source | None = None, *, overwrite: bool = False, resume: bool
         AntiphonError: Another error that ended the run.
     """
     found = load_config(config, **changes)
-    return _result(found.record.directory, found.name, commands.train(found, overwrite=overwrite, resume=resume))
+    return Result.read(found.record.directory, found.name, commands.train(found, overwrite=overwrite, resume=resume))
 
 
 def start_run(
@@ -92,13 +100,13 @@ def branch(run: str | Path, at: int, *, overwrite: bool = False, **changes: Any)
     """
     recorded = load(safe_files.resolve_file(Path(run), "config.yaml"), model=RunConfig, bases=False)
     found = load_config(recorded, default_overrides(Path(run), at), **changes)
-    return _result(found.record.directory, found.name, commands.branch(Path(run), at, found, overwrite=overwrite))
+    return Result.read(found.record.directory, found.name, commands.branch(Path(run), at, found, overwrite=overwrite))
 
 
 def sft(config: Source | None = None, *, overwrite: bool = False, **changes: Any) -> Result:
     """Fine-tune on the reference responses of the prompts, as `antiphon sft` does; arguments are those of `train`."""
     found = load_config(config, **changes)
-    return _result(found.record.directory, found.name, commands.sft(found, overwrite=overwrite))
+    return Result.read(found.record.directory, found.name, commands.sft(found, overwrite=overwrite))
 
 
 def evaluate(
@@ -107,7 +115,7 @@ def evaluate(
     *,
     samples: int | None = None,
     temperature: float | None = None,
-    limit: int = 0,
+    limit: int | None = None,
     **changes: Any,
 ) -> dict[str, Any]:
     """Return accuracy and pass@k of a model on the tasks' test prompts, as `antiphon eval` measures them.
@@ -117,15 +125,10 @@ def evaluate(
         config: The tasks, engines and sampling; with `changes`, as for `train`.
         samples: Completions a prompt; by default as `evaluation.samples` and the tasks say.
         temperature: Of sampling; by default as `evaluation.temperature` and the tasks say.
-        limit: Number of prompts to use, from the first; 0 uses all.
+        limit: Number of prompts to use, from the first of all tasks together; 0 uses all; by default as `evaluation.limit`
+            says.
         changes: Changes of the configuration.
     """
     found = load_config(config, **{"model": model, **changes})
+    limit = found.evaluation.limit if limit is None else limit
     return commands.evaluate_model(str(model), found, samples=samples, temperature=temperature, limit=limit)
-
-
-def _result(root: str, name: str, exit_code: int) -> Result:
-    directory = Path(root, name)
-    summary = directory / "summary.json"
-    found = json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else {}
-    return Result(directory, found, exit_code)

@@ -9,6 +9,7 @@ from pathlib import Path
 from antiphon.cluster.base import Cluster
 from antiphon.core.config import dump
 from antiphon.core.deadlines import Deadlines
+from antiphon.core.errors import ConfigError
 from antiphon.record.run_dir import RunDirectory
 from antiphon.record.run_start import RunStart
 from antiphon.rollout.group_hooks import load_group_hooks
@@ -48,6 +49,7 @@ async def start_run(config: RunConfig, *, overwrite: bool = False, resume: bool 
         resume: Continue the run of this name from its newest checkpoint.
     """
     async with AsyncExitStack() as stack:
+        _require_placement(config)
         config = add_declared_needs(keep_pack_size(config) if resume else config)
         check_import_paths(config)
         run_directory = RunDirectory(Path(config.record.directory, config.name))
@@ -94,6 +96,12 @@ async def start_run(config: RunConfig, *, overwrite: bool = False, resume: bool 
         await stack.enter_async_context(keep_live_state(run))
         start.confirm()
         yield run
+
+
+def _require_placement(config: RunConfig) -> None:
+    if config.placement.auto:
+        message = "the planner divides devices before a run starts: `antiphon train` asks it; in Python call"
+        raise ConfigError(f"{message} antiphon.place_automatically(config)", key="placement.auto", value=True)
 
 
 async def _prepare_model(cluster: Cluster, directory: RunDirectory, config: RunConfig) -> Path:

@@ -5,9 +5,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from antiphon.core.config import add_import_folders, dump, load, read_document
+from antiphon.core.config import Config, add_import_folders, dump, load, read_document
 from antiphon.core.config_document import dotted
 from antiphon.core.errors import ConfigError
 from antiphon.core.objects import attach_here, is_attached, is_attached_name, missing_object, name_object
@@ -17,6 +17,7 @@ from antiphon.run.config_changes import flatten
 from antiphon.run.model_object import ModelObject
 from antiphon.tasks.sources import Rows
 
+C = TypeVar("C", bound=Config)
 PROMPTS = ("prompts", "validation", "test")  # keys of sources of prompts
 Source = str | Path | Mapping[str, Any] | RunConfig
 
@@ -57,10 +58,17 @@ def load_config(
     data = _read(config, has_task=bool(task))
     for key, value in _changes(task, model, tokenizer, data):
         overrides = [*overrides, _override(key, value)]
+    return load_changed(config if isinstance(config, str | Path) else data, overrides, changes, model=RunConfig)
+
+
+def load_changed(
+    config: Source | Config | None, overrides: Sequence[str], changes: Mapping[str, Any], *, model: type[C]
+) -> C:
+    """Return the configuration of any command, from a file or from Python values; arguments are those of `load_config`."""
     for key, value in changes.items():
         named = _name_objects(value, tuple(key.split(".")))
         overrides = [*overrides, *(_override(path, leaf) for path, leaf in flatten(named, key))]
-    return load(config if isinstance(config, str | Path) else data, overrides, model=RunConfig)
+    return load(config if isinstance(config, str | Path) else _read(config, has_task=False), overrides, model=model)
 
 
 def require_attached_objects(config: RunConfig, *, has_model: bool) -> None:
@@ -80,10 +88,10 @@ def require_attached_objects(config: RunConfig, *, has_model: bool) -> None:
         raise ConfigError.from_mistakes(mistake for error in missing for mistake in error.mistakes)
 
 
-def _read(config: Source | None, *, has_task: bool) -> dict[str, Any]:
+def _read(config: Source | Config | None, *, has_task: bool) -> dict[str, Any]:
     """Return a configuration as plain values with names; a task is added if there is none and it is asked for."""
-    if isinstance(config, RunConfig):
-        data, _ = parse_yaml(dump(config), config.name)
+    if isinstance(config, Config):
+        data, _ = parse_yaml(dump(config), type(config).__name__)
     elif isinstance(config, str | Path):
         data = read_document(config).data
     else:

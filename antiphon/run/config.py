@@ -57,7 +57,7 @@ class EvaluationConfig(Config):
     temperature: Annotated[float, unit("factor")] | None = Field(None, ge=0.0)
     """0 is greedy. null, the default, is 0 for one completion a prompt and 1 for several, which would be equal at 0."""
     limit: Annotated[int, unit("prompts")] = Field(0, ge=0)
-    """Number of test prompts to use, from the first; 0 uses all."""
+    """Number of test prompts to use, from the first of all tasks together; 0 uses all."""
     minimum_accuracy: Annotated[float, unit("share")] = Field(0.0, ge=0.0, le=1.0)
     """The run fails when the final accuracy is below this."""
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,12 +125,11 @@ class BlockingRun:
         self._thread = self._exits.enter_context(LoopThread())
         self._leave: Future[BaseException | None] = Future()
         self._life = self._thread.submit(self._live())
-        either: list[Future[Any]] = [self._started, self._life]
-        wait(either, return_when=FIRST_COMPLETED)
-        if not self._started.done():
+        try:
+            self._run = self._thread.wait(self._started)
+        except BaseException:
             self._exits.close()
-            self._life.result()  # raises: the start has failed
-        self._run = self._started.result()
+            raise
         return self
 
     def close(self, error: BaseException | None) -> None:
@@ -166,8 +165,13 @@ class BlockingRun:
         return plot_metric(self.directory, metric)
 
     async def _live(self) -> None:
-        async with self._opened as run:
-            self._started.set_result(run)
-            error = await asyncio.wrap_future(self._leave)
-            if error is not None:
-                raise error
+        try:
+            async with self._opened as run:
+                self._started.set_result(run)
+                error = await asyncio.wrap_future(self._leave)
+                if error is not None:
+                    raise error
+        except BaseException as error:
+            if not self._started.done():
+                self._started.set_exception(error)
+            raise

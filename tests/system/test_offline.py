@@ -13,6 +13,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+import antiphon
 from antiphon.core.config import add_import_folder, load
 from antiphon.core.errors import ConfigError, DataError, StallError
 from antiphon.core.types import Message
@@ -185,6 +186,8 @@ def test_a_run_repeats_itself_in_processes(project, pairs):
     assert first == second and len(first) == 3
     with raises_with(ConfigError, match="--overwrite", path=project.folder / "runs" / "run"):
         offline.dpo(load(path, model=DpoConfig))
+    result = antiphon.dpo(path, name="python", cluster={"debug": True})
+    assert result.exit_code == 0 and result.summary["steps"] == 3 and (result.directory / "model").is_dir()
 
 
 @pytest.mark.skipif(find_spec("peft") is None, reason="peft is optional: pip install -e '.[peft]'")

@@ -68,10 +68,11 @@ def test_plain_iteration_that_breaks_off_can_be_resumed(given, in_loop):
     assert found.violations == [] and found.open == 0
 
 
-def test_an_error_in_the_loop_body_ends_the_run(given):
-    with pytest.raises(ZeroDivisionError), antiphon.start_run(**given) as run:
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
+def test_an_error_in_the_loop_body_ends_the_run(given, error):
+    with pytest.raises(error), antiphon.start_run(**given) as run:
         for _ in run:
-            _ = 1 / 0
+            raise error
     assert len(lines(run.directory)) == 1 and audit(run.directory).open == 0
     assert not (run.directory / "summary.json").exists()
 

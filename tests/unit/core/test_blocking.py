@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from antiphon.core import blocking
-from antiphon.core.blocking import run_blocking
+from antiphon.core.blocking import LoopThread, run_blocking
 
 
 async def answer():
@@ -38,6 +38,17 @@ def test_errors_are_raised_where_it_is_called():
 
     with pytest.raises(KeyError, match="column"):
         asyncio.run(cell())
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_exit_in_the_thread_does_not_end_its_loop(error):
+    async def leave():
+        raise error
+
+    with LoopThread() as thread:
+        with pytest.raises(error):
+            thread.run(leave())
+        assert thread.run(answer()) is False
 
 
 @pytest.fixture

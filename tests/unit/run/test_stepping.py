@@ -1,0 +1,29 @@
+"""The thread of a run that is trained step by step from code that is not asynchronous."""
+
+import asyncio
+import os
+import signal
+import threading
+from contextlib import asynccontextmanager
+
+import pytest
+
+from antiphon.run.stepping import RunSession
+
+
+def test_ctrl_c_while_a_run_starts_ends_it():
+    seen = []
+
+    @asynccontextmanager
+    async def start():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.Event().wait()
+            yield
+        finally:
+            seen.append("ended")
+
+    before = threading.active_count()
+    with pytest.raises(KeyboardInterrupt), RunSession(start()):
+        raise AssertionError("the run has started")
+    assert seen == ["ended"] and threading.active_count() == before
