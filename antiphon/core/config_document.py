@@ -136,6 +136,9 @@ class ConfigDocument:
         if not equals or "" in parts:
             raise ConfigError("write it as key=value, for example rollout.group_size=4", path=f"override {override!r}")
         value, _ = parse_yaml(text, f"override {override!r}")
+        if " #" in text and isinstance(value, str) and value == text.partition(" #")[0].strip():
+            message = "has a comment, which YAML leaves out: put the value in quotes, within those of the shell"
+            raise ConfigError(message, path=f"override {override!r}")
         at: Any = self.data
         keys: Keys = ()
         for part in parts[:-1]:

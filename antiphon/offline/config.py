@@ -1,7 +1,6 @@
 """The root configurations of the offline verbs, which learn from responses that are there. Importing it imports no torch."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
@@ -14,6 +13,7 @@ from antiphon.core.config import Config, unit
 from antiphon.core.errors import ConfigError, Mistake, ValidatorError
 from antiphon.learning.config import CheckpointConfig, LearnerConfig
 from antiphon.record.config import RecordConfig
+from antiphon.record.run_dir import is_folder_name
 from antiphon.run.config import ModelConfig
 from antiphon.tasks.config import PairsConfig, ResponsesConfig
 from antiphon.tasks.prompts import SOURCES
@@ -132,7 +132,7 @@ Found = Iterator[Mistake | tuple[str, str]]  # a tuple: dotted key, message
 
 
 def _names(config: OfflineConfig) -> Found:
-    if config.name != Path(config.name).name or config.name.startswith("."):
+    if not is_folder_name(config.name):
         yield "name", f"{config.name!r} must be the plain name of a folder"
     parts = {"data": config.data, "validation": config.validation}
     named = [(CLUSTERS, config.cluster.kind, "cluster.kind")]

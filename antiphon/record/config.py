@@ -1,6 +1,9 @@
 """Configuration of what is recorded. Importing it imports no torch."""
 
+from pathlib import Path
 from typing import Literal
+
+from pydantic import field_validator
 
 from antiphon.core.config import Config
 from antiphon.record.trackers.config import SamplesConfig, TrackersConfig
@@ -10,7 +13,7 @@ class RecordConfig(Config):
     """The run directory and the trackers."""
 
     directory: str = "runs"
-    """Runs are written to `<directory>/<name>`."""
+    """Runs are written to `<directory>/<name>`; `~` is the home folder."""
     trackers: TrackersConfig = TrackersConfig()
     """Trackers besides `metrics.jsonl`, which is always written: a list of names, or a mapping from names to options; a name
     is `tensorboard`, `wandb`, `mlflow`, `trackio`, `swanlab`, or `package.module:attribute` of your own."""
@@ -20,6 +23,11 @@ class RecordConfig(Config):
     """Live view in the terminal; `auto` shows it in a terminal, and prints one line a step elsewhere."""
     events: bool = False
     """Write `events.jsonl` (admissions, attempts, requests, loads, steps) and, at the end, `trace.json` for ui.perfetto.dev."""
+
+    @field_validator("directory")
+    @classmethod
+    def _expand_home(cls, given: str) -> str:  # a shell leaves it as it is in key=~/runs
+        return str(Path(given).expanduser()) if given.startswith("~") else given
 
 
 class RunRecordConfig(RecordConfig):

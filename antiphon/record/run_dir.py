@@ -31,6 +31,11 @@ from antiphon.core.failpoints import hit
 FULL_OR_READ_ONLY = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM})
 
 
+def is_folder_name(name: str) -> bool:
+    """Return True if `name` can be the name of a run's directory: printable, not empty, not hidden, and no path."""
+    return bool(name) and name == Path(name).name and not name.startswith(".") and name.isprintable()
+
+
 class RunDirectory:
     """The files of a run. A run writes nothing outside of its directory."""
 

@@ -134,6 +134,8 @@ def _make_prompt(
     if prompts.prompt_column not in payload:
         raise place.error(_missing_column("prompt_column", prompts.prompt_column, list(payload)))
     messages = _messages(payload[prompts.prompt_column], place)
+    if messages[-1].role == "assistant":
+        raise place.error("the last message is the assistant's, which gives the answer away: a prompt ends before it")
     own = payload.get("id")
     return Prompt(id="" if own is None else str(own), task=task.name, messages=system + messages, payload=payload)
 
@@ -176,6 +178,10 @@ def _message(item: Any, place: _Place) -> Message:
         raise place.error(f"a message is a mapping with the strings 'role' and 'content', not {item!r:.80}")
     if item.get("role") not in _ROLES:
         raise place.error(f"a message has the role {item.get('role')!r}, expected one of {', '.join(_ROLES)}")
+    if given := [key for key in ("tool_calls", "tool_call_id") if item.get(key)]:
+        raise place.error(
+            f"a message has {given[0]}, which a prompt cannot have: write calls and results into its content"
+        )
     return Message(item["role"], item["content"])
 
 

@@ -5,6 +5,7 @@ libraries are imported when it is called.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from csv import DictReader
 from csv import Error as CsvError
@@ -20,13 +21,19 @@ Row = dict[str, Any]
 
 
 def _files(path: str, split: str, suffix: str) -> list[Path]:
-    """Return `path` itself, or the files of the split in a directory, such as `train-00000-of-00002.parquet`."""
+    """Return `path` itself, or the files of the split in a directory: `train.parquet`, `train-00000-of-00002.parquet`.
+
+    After the split a name goes on with a number: `train_old.parquet` does not belong to it.
+    """
     if not path:
         raise ConfigError("is missing: it names the file, or a directory that holds one for each split", key="path")
     place = Path(path)
-    found = sorted(place.glob(f"{split}*{suffix}")) if place.is_dir() else [place]
+    found = [place]
+    if place.is_dir():
+        name = re.compile(rf"{re.escape(split)}([-_.]\d.*)?{re.escape(suffix)}")
+        found = sorted(file for file in place.iterdir() if name.fullmatch(file.name))
     if not found or not found[0].exists():
-        wanted = place / f"{split}*{suffix}" if place.is_dir() else place
+        wanted = place / f"{split}{suffix}" if place.is_dir() else place
         raise DataError(f"there is no file {wanted}", path=wanted)
     return found
 
@@ -55,14 +62,15 @@ class Rows:
 def jsonl(split: str, path: str = "") -> Iterator[Row]:
     """Yield one JSON object a line; `DataError` names the first line that is none."""
     for file in _files(path, split, ".jsonl"):
-        with file.open(encoding="utf-8") as lines:
+        with file.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 if not line.strip():
                     continue
                 try:
-                    row = json.loads(line)
-                except json.JSONDecodeError as error:
-                    message = f"{file}, line {number}: not valid JSON ({error.msg})"
+                    row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+                except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                    reason = getattr(error, "msg", "not UTF-8")
+                    message = f"{file}, line {number}: not valid JSON ({reason})"
                     raise DataError(message, path=f"{file}:{number}") from None
                 if not isinstance(row, dict):
                     message = f"{file}, line {number}: holds {type(row).__name__}, expected an object"
@@ -137,9 +145,11 @@ def huggingface(split: str, path: str = "", **options: Any) -> Iterator[Row]:
     """Yield the rows of a dataset by its Hugging Face id or local path; `options` go to `datasets.load_dataset`."""
     import datasets
 
+    if not path:
+        raise ConfigError("is missing: it names the dataset, by its id or its local path", key="path")
     try:
         rows = datasets.load_dataset(path, split=split, **options)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise DataError(f"dataset {path!r}, split {split!r}: {_first_line(error)}", path=path) from error
     yield from rows
 

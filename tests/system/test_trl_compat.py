@@ -61,6 +61,8 @@ def test_a_model_object_is_trained_saved_and_resumed(folder):
     assert all({"reward", "loss", "completions/mean_length"} <= line.keys() for line in trainer.state.log_history)
     assert any((model.state_dict()[name] != tensor).any() for name, tensor in before.items())
     trainer.save_model(folder / "saved")
+    trainer.save_model(trainer.result.directory)  # as scripts end: training_args.output_dir
+    assert (trainer.result.directory / "final_model" / "config.json").is_file()
     saved = AutoModelForCausalLM.from_pretrained(folder / "saved").state_dict()
     assert all((saved[name] == tensor).all() for name, tensor in model.state_dict().items())
 

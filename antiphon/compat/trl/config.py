@@ -5,7 +5,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from antiphon.compat.trl.options import MAPPED, NO_EFFECT, REFUSED
+from antiphon.compat.trl.options import FORMER, MAPPED, NO_EFFECT, REFUSED
 from antiphon.core.errors import ConfigError
 
 MAIN = "GRPOConfig"  # of which fields are keys in errors
@@ -40,6 +40,8 @@ def check_field(name: str, value: Any) -> None:
     if name in MAPPED or name in NO_EFFECT:
         return
     key = f"{MAIN}.{name}"
+    if name in FORMER:
+        raise ConfigError(f"TRL has no such field any more: {FORMER[name]}", key=key, value=value, valid=sorted(MAPPED))
     if name in REFUSED:
         raise ConfigError(f"is not supported: {REFUSED[name]}", key=key, value=value, valid=sorted(MAPPED))
     nearest = difflib.get_close_matches(name, [*MAPPED, *NO_EFFECT, *REFUSED], n=1)

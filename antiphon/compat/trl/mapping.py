@@ -31,6 +31,9 @@ class Sizes:
     def __init__(self, fields: Mapping[str, Any]) -> None:
         """Compute them; `ConfigError` if they do not divide as TRL demands."""
         micro, accumulated = fields["per_device_train_batch_size"], fields["gradient_accumulation_steps"]
+        for name, value in (("per_device_train_batch_size", micro), ("gradient_accumulation_steps", accumulated)):
+            if value < 1:
+                refuse(name, value, "must be 1 or more")
         size, steps = fields["generation_batch_size"], fields["steps_per_generation"]
         if size is not None and steps is not None:
             refuse("steps_per_generation", steps, "cannot be set beside generation_batch_size")
@@ -68,9 +71,11 @@ def map_fields(fields: Mapping[str, Any], prompts: int) -> dict[str, Any]:
     Raises:
         ConfigError: A value has no counterpart.
     """
+    if not str(fields["optim"]).startswith("adamw"):
+        refuse("optim", fields["optim"], "must be AdamW; `learner.kind` names a learner of your own")
     sizes = Sizes(fields)
     steps = sizes.steps(fields, prompts)
-    output = Path(fields["output_dir"] or DEFAULT_OUTPUT)
+    output = Path(fields["output_dir"] or DEFAULT_OUTPUT).expanduser()
     trackers = fields["report_to"] if isinstance(fields["report_to"], list | tuple) else [fields["report_to"]]
     return {
         "name": output.name,
@@ -84,7 +89,7 @@ def map_fields(fields: Mapping[str, Any], prompts: int) -> dict[str, Any]:
                 "max_tokens": fields["max_completion_length"],
                 "temperature": float(fields["temperature"]),
                 "top_p": float(fields["top_p"]),
-                "top_k": fields["top_k"] or 0,
+                "top_k": max(fields["top_k"] or 0, 0),  # -1 is vLLM's word for none
                 "min_p": float(fields["min_p"] or 0.0),
             },
         },

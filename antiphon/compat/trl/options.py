@@ -36,6 +36,7 @@ MAPPED: Mapping[str, Mapped] = {
     "adam_epsilon": Mapped(1e-8, "`learner.optimizer.eps`"),
     "max_grad_norm": Mapped(1.0, "`learner.optimizer.max_grad_norm`"),
     "bf16": Mapped(None, "`learner.dtype`: true is `bfloat16`, anything else `float32`"),
+    "optim": Mapped("adamw_torch_fused", "AdamW; other optimizers are refused"),
     "gradient_checkpointing": Mapped(True, "`learner.gradient_checkpointing`"),
     "use_cpu": Mapped(False, "`learner.device: cpu`"),
     "seed": Mapped(42, "`seed`"),
@@ -81,6 +82,9 @@ _DATA = "loading of data; prompts are read once"
 _EVALUATION = "a setting of TRL's evaluation; use the section `evaluation`"
 _CHECKPOINTS = "files of TRL's checkpoints; here each is whole, with the model in Hugging Face's format"
 _VLLM = "settings of vLLM in TRL; here `engine.options` are those of its EngineArgs, and weights go through `weights.channel`"
+_CORRECTION = (
+    "importance weights for what an engine rounds otherwise are `algorithm.correction`, which is off by default"
+)
 _ARGUMENTS = "is read by scripts, not by the trainer"
 _NOT_SET = "has an effect in TRL only with another field, which is refused"
 
@@ -100,7 +104,7 @@ NO_EFFECT: Mapping[str, str] = {
     **dict.fromkeys(("gradient_checkpointing_kwargs", "pad_to_multiple_of", "cache_implementation"), _MEMORY),
     **dict.fromkeys(("use_transformers_continuous_batching", "transformers_continuous_batching_config"), _MEMORY),
     **dict.fromkeys(("use_transformers_paged", "ds3_gather_for_generation", "average_tokens_across_devices"), _MEMORY),
-    **dict.fromkeys(("use_liger_kernel", "liger_kernel_config", "optim"), _MEMORY),
+    **dict.fromkeys(("use_liger_kernel", "liger_kernel_config"), _MEMORY),
     **dict.fromkeys(("logging_strategy", "logging_steps", "logging_first_step", "log_on_each_node"), _LOGS),
     **dict.fromkeys(
         ("logging_nan_inf_filter", "include_num_input_tokens_seen", "log_level", "log_level_replica"), _LOGS
@@ -122,9 +126,9 @@ NO_EFFECT: Mapping[str, str] = {
     **dict.fromkeys(("vllm_mode", "vllm_model_impl", "vllm_enable_sleep_mode", "vllm_server_base_url"), _VLLM),
     **dict.fromkeys(("vllm_server_host", "vllm_server_port", "vllm_server_timeout", "vllm_group_port"), _VLLM),
     **dict.fromkeys(("vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_tensor_parallel_size"), _VLLM),
-    **dict.fromkeys(("vllm_importance_sampling_correction", "vllm_importance_sampling_mode"), _VLLM),
-    **dict.fromkeys(("vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min"), _VLLM),
-    **dict.fromkeys(("vllm_importance_sampling_cap",), _VLLM),
+    **dict.fromkeys(("vllm_importance_sampling_correction", "vllm_importance_sampling_mode"), _CORRECTION),
+    **dict.fromkeys(("vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min"), _CORRECTION),
+    **dict.fromkeys(("vllm_importance_sampling_cap",), _CORRECTION),
     **dict.fromkeys(("do_train", "do_eval", "do_predict", "local_rank"), _ARGUMENTS),
     **dict.fromkeys(("ref_model_mixup_alpha", "ref_model_sync_steps", "max_tool_calling_iterations"), _NOT_SET),
     **dict.fromkeys(("sapo_temperature_neg", "sapo_temperature_pos", "vespo_k_pos", "vespo_lambda_pos"), _NOT_SET),
@@ -167,6 +171,16 @@ REFUSED: Mapping[str, str] = {
     "top_entropy_quantile": "use `algorithm.rhythm`, or a stage of your own that sets weights",
     "use_adaptive_entropy": "`algorithm.entropy_coefficient` is constant",
     "off_policy_mask_threshold": "use `algorithm.correction`, or `rollout.async_ratio`, which bounds the age of samples",
+}
+
+# Fields of earlier releases of TRL, which its scripts still set.
+FORMER: Mapping[str, str] = {
+    "max_prompt_length": "`engine.max_length` bounds prompt and completion together",
+    "warmup_ratio": "`warmup_steps` below 1 is a share of all steps",
+    "logging_dir": "trackers write into the run's directory",
+    "overwrite_output_dir": "a run in `output_dir` is replaced, unless it is resumed",
+    "save_safetensors": "checkpoints are safetensors always",
+    "evaluation_strategy": "it is `eval_strategy` now",
 }
 
 

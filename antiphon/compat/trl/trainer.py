@@ -134,11 +134,13 @@ class GRPOTrainer:
         metrics = {"train_runtime": result.summary["train_seconds"], "train_loss": loss}
         return TrainOutput(self.state.global_step, loss, metrics)
 
-    def save_model(self, output_dir: str | Path) -> None:
-        """Copy the trained model to a new directory."""
+    def save_model(self, output_dir: str | Path | None = None) -> None:
+        """Copy the trained model to a new directory; by default, or if it is that of the run, to `final_model` in there."""
         if self.result is None:
             raise ConfigError("there is no trained model yet; call train first", key="save_model")
-        export(self.result.directory / "checkpoints", Path(output_dir))
+        run = self.result.directory
+        target = Path(output_dir or run)
+        export(run / "checkpoints", run / "final_model" if target.resolve() == run.resolve() else target)
 
     @property
     def model(self) -> Any:
@@ -179,6 +181,9 @@ def _load_tokenizer(model: Any) -> Any:
 
 def _check_rows(rows: Any, key: str) -> Any:
     """Return a data set with a length, whose rows have a prompt; `ConfigError` if it is none."""
+    if isinstance(rows, Mapping):
+        message = f"is a mapping from split to data set: give one of them, such as {key}[{next(iter(rows), 'train')!r}]"
+        raise ConfigError(message, key=key, value=list(rows))
     if rows is None or not hasattr(rows, "__len__") or not len(rows):
         found = type(rows).__name__ if rows is not None else "missing"
         message = f"is {found}; give a data set or a list of mappings, whose number is known, with a column 'prompt'"

@@ -1,7 +1,6 @@
 """Names that must be registered, unique, or the name of a folder."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from antiphon.algorithms.registry import ADVANTAGES, LOSSES
@@ -12,6 +11,7 @@ from antiphon.engines.config import SERVER_KINDS
 from antiphon.engines.server_protocols import SERVER_PROTOCOLS
 from antiphon.learning.learner import LEARNERS
 from antiphon.learning.stages import STAGES
+from antiphon.record.run_dir import is_folder_name
 from antiphon.rollout.filters import FILTERS
 from antiphon.run.config_checks.common import Problem, check_registered, iterate_engines
 from antiphon.tasks.environments import ENVIRONMENTS
@@ -33,7 +33,7 @@ ENGINE_KINDS = Registry(
 
 def check_names(config: "RunConfig") -> Iterator[Problem]:
     """Check registered names, task names and the run's name."""
-    if config.name != Path(config.name).name or config.name.startswith("."):
+    if not is_folder_name(config.name):
         yield "name", f"{config.name!r} must be the name of a folder, without a path"
     seen = set()
     for index, task in enumerate(config.tasks):

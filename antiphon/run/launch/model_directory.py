@@ -11,7 +11,7 @@ from antiphon.core.registry import import_path
 from antiphon.core.types import Message
 from antiphon.core.workers import Worker
 from antiphon.record.run_dir import link_or_copy
-from antiphon.run.model_files import check_weights
+from antiphon.run.model_files import check_model_path, check_weights
 from antiphon.tasks.rendering import Renderer
 
 # Beginning of the names of its files. Transformers takes such a file before the setting of the tokenizer.
@@ -86,11 +86,12 @@ def _replace_chat_template(model: Path, file: str, target: Path) -> Path:
 
 def _download(path: str, weights: bool) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+    check_model_path(path)
     try:
         return Path(snapshot_download(path, allow_patterns=None if weights else ["*.json", "*.jinja"]))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise DataError(
             f"model {path!r} is no local directory, and cannot be downloaded: {type(error).__name__}", path=path
         ) from error

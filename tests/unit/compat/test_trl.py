@@ -10,7 +10,7 @@ import trl
 from antiphon.compat.trl import GRPOConfig, GRPOTrainer
 from antiphon.compat.trl.config import read_fields
 from antiphon.compat.trl.mapping import Sizes, map_fields
-from antiphon.compat.trl.options import MAPPED, NO_EFFECT, REFUSED, render_table
+from antiphon.compat.trl.options import FORMER, MAPPED, NO_EFFECT, REFUSED, render_table
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import Message, Prompt, ScoreStatus
 from antiphon.tasks.base import Transcript
@@ -47,6 +47,24 @@ def chat_model(model, tmp_path):
 def test_every_field_of_trl_has_one_answer():
     ours = [*MAPPED, *NO_EFFECT, *REFUSED]
     assert sorted(ours) == sorted(FIELDS)
+
+
+def test_former_fields_are_told_from_unknown_ones():
+    assert not FORMER.keys() & FIELDS.keys()
+    with raises_with(ConfigError, key="GRPOConfig.max_prompt_length", match="max_length"):
+        GRPOConfig(max_prompt_length=512)
+
+
+@pytest.mark.parametrize("field", [{"optim": "adafactor"}, {"gradient_accumulation_steps": 0}])
+def test_values_without_a_counterpart_are_refused(field):
+    (name,) = field
+    with raises_with(ConfigError, key=f"GRPOConfig.{name}"):
+        map_fields(read_fields(GRPOConfig(**field)), 100)
+
+
+def test_a_mapping_of_splits_is_no_data_set():
+    with raises_with(ConfigError, key="train_dataset", value=["train", "test"]):
+        GRPOTrainer("model", len, train_dataset={"train": [{"prompt": "a"}], "test": []})
 
 
 def test_defaults_are_those_of_trl():

@@ -166,6 +166,14 @@ def test_an_override_extends_a_section_given_by_name(write):
         load(path, ["inner.kind.more=7"], model=Outer)
 
 
+@pytest.mark.parametrize("text", ["run #2", "Solve # this"])
+def test_an_override_is_not_cut_at_a_comment(write, text):
+    path = write("run.yaml", "name: a")
+    with raises_with(ConfigError, match="comment"):
+        read_document(path, [f"name={text}"])
+    assert read_document(path, [f'name="{text}"']).data == {"name": text}
+
+
 def test_mistakes_found_later_have_their_override(write):
     path, override = write("run.yaml", "inner: a\n"), "inner.size=7"
     located = partial(locate_mistakes, path, [override], model=Outer)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from antiphon.core.config import Config, add_import_folder, dump, load, locate_mistakes
 from antiphon.core.errors import ConfigError, DataError, Mistake
+from antiphon.record.config import RecordConfig
 from antiphon.run.config import EvaluationConfig, RunConfig
 from antiphon.run.memory import memory_estimate
 from antiphon.run.model_files import check_model_path, count_parameters
@@ -294,6 +295,8 @@ REMOTE = ["tasks.0.reward=judge", "tasks.0.reward_options={address: 'http://j/v1
         (["sft.steps=3", "sft.stop_accuracy=0.5"], "sft.stop_accuracy"),
         (["engine.max_length=16"], "rollout.sampling.max_tokens"),
         (["name=a/b"], "name"),
+        (['name=""'], "name"),
+        (['name="a\\nb"'], "name"),
         (["algorithm.advantage=gpro"], "algorithm.advantage"),
         (["algorithm.loss=ppo"], "algorithm.loss"),
         (["learner.stages=[annotate, update]"], "learner.stages.1"),
@@ -621,3 +624,8 @@ def test_the_folder_of_a_file_is_importable(tmp_path, monkeypatch):
 )
 def test_evaluation_temperature_goes_by_the_samples(given, samples, temperature):
     assert EvaluationConfig(temperature=given).resolve_temperature(samples) == temperature
+
+
+def test_runs_are_written_to_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load(None, ["directory=~/runs"], model=RecordConfig).directory == str(tmp_path / "runs")

@@ -40,13 +40,17 @@ OWN = f"{__name__}:given_rows"
 
 
 def test_jsonl_rows_become_prompts(tmp_path: Path) -> None:
-    conversation = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]
+    conversation = [
+        {"role": "user", "content": "1+1?"},
+        {"role": "assistant", "content": "2"},
+        {"role": "user", "content": "+1?"},
+    ]
     path = write(tmp_path / "a.jsonl", {"prompt": "2+2?", "answer": 4}, "", {"prompt": conversation, "id": 17})
     first, second = load("jsonl", path=path, system="Be brief.")
     assert first.messages == (SYSTEM, Message("user", "2+2?"))
     assert first.payload == {"prompt": "2+2?", "answer": 4}
     assert first.task == "sums" and first.id.startswith("sums/")
-    assert second.messages == (SYSTEM, Message("user", "1+1?"), Message("assistant", "2"))
+    assert second.messages == (SYSTEM, Message("user", "1+1?"), Message("assistant", "2"), Message("user", "+1?"))
     assert second.id == "sums/17"
     assert first.seed != second.seed
 
@@ -55,8 +59,28 @@ def test_a_directory_holds_a_file_for_each_split(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", {"prompt": "a"}, {"prompt": "b"})
     write(tmp_path / "test.jsonl", {"prompt": "c"})
     assert [p.messages[0].content for p in load("jsonl", path=str(tmp_path), split="test")] == ["c"]
-    with raises_with(DataError, path=tmp_path / "validation*.jsonl"):
+    with raises_with(DataError, path=tmp_path / "validation.jsonl"):
         load("jsonl", path=str(tmp_path), split="validation")
+
+
+def test_files_of_a_split_are_numbered(tmp_path: Path) -> None:
+    for name in ("train.jsonl", "train-00001-of-00002.jsonl", "train_2.jsonl", "train_old.jsonl", "training.jsonl"):
+        write(tmp_path / name, {"prompt": name})
+    found = {prompt.messages[0].content for prompt in load("jsonl", path=str(tmp_path))}
+    assert found == {"train.jsonl", "train-00001-of-00002.jsonl", "train_2.jsonl"}
+
+
+@pytest.mark.parametrize(
+    "last, said",
+    [
+        ({"role": "assistant", "content": "2"}, "gives the answer away"),
+        ({"role": "tool", "content": "2", "tool_call_id": "1"}, "tool_call_id"),
+    ],
+)
+def test_a_prompt_ends_before_its_answer(tmp_path: Path, last: dict[str, str], said: str) -> None:
+    path = write(tmp_path / "a.jsonl", {"prompt": [{"role": "user", "content": "1+1?"}, last]})
+    with raises_with(DataError, match=said, column="prompt"):
+        load("jsonl", path=path)
 
 
 def test_parquet_and_another_column(tmp_path: Path) -> None:
