@@ -115,15 +115,16 @@ class AsyncWorker(Worker):
                 self._reply("died", value=error if known else WorkerDiedError(f"it failed:\n{traceback.format_exc()}"))
 
     def _begin(self, key: int, method: str, args: tuple[Any, ...]) -> None:
-        self._tasks[key] = self._owner.create_task(self._answer(key, method, args), name=method)
+        task = self._tasks[key] = self._owner.create_task(self._answer(key, method, args), name=method)
+        task.add_done_callback(
+            lambda _: self._tasks.pop(key)
+        )  # one that is cancelled before it begins has no `finally`
 
     async def _answer(self, key: int, method: str, args: tuple[Any, ...]) -> None:
         try:
             self._reply("result", key, await self._handlers[method](*args))
         except AntiphonError as error:
             self._reply("error", key, error)
-        finally:
-            del self._tasks[key]
 
     def _cancel(self, key: int) -> None:
         if (task := self._tasks.get(key)) is not None:

@@ -259,6 +259,8 @@ class EnginePool:
         try:
             await self._supervisor.wait(placed, "queue", "a free engine slot")
         except StallError:
+            if placed.done() and not placed.cancelled():  # in the moment in which the time was up
+                return placed
             if self._placement.could_have_placed(request, self._config.timeout):
                 raise
             return self._placement.enqueue(request, number)

@@ -42,7 +42,11 @@ class RunCheckpoints:
 
         async def finish() -> None:
             await self._parts.weights.wait_saved()
-            await record.in_thread(publish_checkpoint, staging, directory, state)
+            publishing = asyncio.ensure_future(record.in_thread(publish_checkpoint, staging, directory, state))
+            try:
+                await asyncio.shield(publishing)
+            finally:  # a thread is not cancelled: in the next lineage the checkpoint would come from nowhere
+                await asyncio.wait({publishing})
             record.ledger.add_checkpoint(state["step"], version, directory.name)
             prune_checkpoints(directory.parent, self._config.keep_last, self._config.keep_every)
             self._uploads.begin(owner, directory)

@@ -61,7 +61,7 @@ async def launch(config: ShellSandboxConfig, directory: Path, keeper: str) -> La
     info_reader, info_writer = os.pipe()
     held, release = os.pipe()
     try:
-        process = _spawn([bwrap, *_arguments(config, directory)], keeper, directory, info_writer, held)
+        process = _spawn(bwrap, _arguments(config, directory), keeper, directory, info_writer, held)
     except BaseException:
         os.close(info_reader)
         os.close(release)
@@ -82,25 +82,40 @@ async def launch(config: ShellSandboxConfig, directory: Path, keeper: str) -> La
         raise
 
 
-def _spawn(command: list[str], keeper: str, directory: Path, info: int, held: int) -> "subprocess.Popen[bytes]":
-    """Start bubblewrap. It writes about process 1 to `info`; process 1 waits until the other end of `held` is closed."""
+def _spawn(
+    bwrap: str, arguments: list[str], keeper: str, directory: Path, info: int, held: int
+) -> "subprocess.Popen[bytes]":
+    """Start bubblewrap. It writes about process 1 to `info`; process 1 waits until the other end of `held` is closed.
+
+    Its arguments go through a file, because every user of the machine can read those of a command line: here are the
+    environment, with keys, and the path of the pipes.
+    """
     user = NOBODY if os.geteuid() == 0 else None
-    with (directory / "errors").open("wb") as errors, tempfile.TemporaryFile() as calls:
-        calls.write(seccomp.filter_program(sockets=True))
-        calls.seek(0)
+    with (
+        (directory / "errors").open("wb") as errors,
+        tempfile.TemporaryFile() as calls,
+        tempfile.TemporaryFile() as given,
+    ):
+        for file, content in ((calls, seccomp.filter_program(sockets=True)), (given, _terminate(arguments))):
+            file.write(content)
+            file.seek(0)
         descriptors = ["--info-fd", str(info), "--block-fd", str(held), "--seccomp", str(calls.fileno())]
         return subprocess.Popen(
-            [*command, *descriptors, _python(), "-I", "-S", "-E", "-c", _CONFINE, keeper],
+            [bwrap, "--args", str(given.fileno()), *descriptors, _python(), "-I", "-S", "-E", "-c", _CONFINE, keeper],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
-            pass_fds=[info, held, calls.fileno()],
+            pass_fds=[info, held, calls.fileno(), given.fileno()],
             cwd="/",
             env={},
             user=user,
             group=user,
             extra_groups=None if user is None else [],
         )
+
+
+def _terminate(arguments: list[str]) -> bytes:
+    return b"".join(os.fsencode(argument) + b"\0" for argument in arguments)
 
 
 def _python() -> str:

@@ -8,8 +8,10 @@ import asyncio
 import secrets
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
+from antiphon.core.config import environment_with
 from antiphon.core.errors import SandboxError, UnsupportedError
 from antiphon.sandbox.isolation.docker_profile import docker_profile
 from antiphon.sandbox.sessions.config import CONTROL, VARIABLES, WORK, Launched, ShellSandboxConfig
@@ -31,7 +33,8 @@ async def launch(config: ShellSandboxConfig, directory: Path, keeper: str) -> La
         raise UnsupportedError(message, key="image", value=config.image)
     name = f"antiphon-{secrets.token_hex(8)}"
     try:
-        await _docker("run", "--detach", "--rm", "--name", name, *_arguments(config, directory), "-c", keeper)
+        arguments = ("--detach", "--rm", "--name", name, *_arguments(config, directory), "-c", keeper)
+        await _docker("run", *arguments, variables=_hidden(config))
         first = int(await _docker("inspect", "--format", "{{.State.Pid}}", name))
         if not first:
             raise SandboxError(f"a container of the image {config.image} ended at once")
@@ -43,10 +46,23 @@ async def launch(config: ShellSandboxConfig, directory: Path, keeper: str) -> La
         raise
 
 
-async def _docker(*arguments: str) -> str:
-    """Run docker and return what it prints; raise `SandboxError` with its error output."""
+def _hidden(config: ShellSandboxConfig) -> dict[str, str]:
+    """Return the variables whose values docker takes from its own environment, which other users cannot read.
+
+    Those that docker would read itself stand on its command line, which they can.
+    """
+    own = ("PATH", "HOME")
+    return {
+        name: text for name, text in config.environment.items() if name not in own and not name.startswith("DOCKER_")
+    }
+
+
+async def _docker(*arguments: str, variables: Mapping[str, str] | None = None) -> str:
+    """Run docker, with these environment variables too, and return what it prints; its errors are a `SandboxError`."""
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec("docker", *arguments, stdin=None, stdout=pipe, stderr=pipe)
+    process = await asyncio.create_subprocess_exec(
+        "docker", *arguments, stdin=None, stdout=pipe, stderr=pipe, env=environment_with(**(variables or {}))
+    )
     try:
         output, errors = await process.communicate()
     except BaseException:
@@ -77,7 +93,7 @@ def _arguments(config: ShellSandboxConfig, directory: Path) -> list[str]:
     ]
     arguments += ["--user", f"{user}:{user}", "--memory", str(limits.memory), "--memory-swap", str(limits.memory)]
     for name, value in {**VARIABLES, **(PROXIES if config.network else {}), **config.environment}.items():
-        arguments += ["--env", f"{name}={value}"]
+        arguments += ["--env", name if name in _hidden(config) else f"{name}={value}"]
     for path, mode in ((WORK, "0755"), ("/tmp", "1777")):
         arguments += ["--tmpfs", f"{path}:rw,exec,nosuid,nodev,size={limits.disk},mode={mode},uid={user},gid={user}"]
     arguments += ["--shm-size", str(limits.disk)]

@@ -15,6 +15,7 @@ import asyncio
 import itertools
 import math
 import os
+import secrets
 import shlex
 import signal
 from collections.abc import Awaitable
@@ -109,8 +110,8 @@ class ShellSandbox:
         return await self.deadlines.wait(awaitable, name=name, owner="the sandbox", on=sandbox, deadline=seconds)
 
     def new_name(self) -> str:
-        """Return a name that nothing in the sandbox has yet."""
-        return str(next(self._names))
+        """Return a name that nothing in the sandbox has yet, and that no other user of the machine can guess."""
+        return f"{next(self._names)}-{secrets.token_hex(8)}"
 
     def start_session(self, name: str) -> None:
         """Have the keeper start a shell that reads `<name>.lines`; its state is reported in `<name>.reports`."""

@@ -599,6 +599,23 @@ async def test_what_the_box_is_not_given(session, tmp_path):
     ]
 
 
+def test_other_users_do_not_read_variables_or_pipes(rooms):
+    """Every user of a machine can read the command lines of all processes: keys and the path of the pipes are in none."""
+
+    async def test(box):
+        assert (await Session(box).run("echo $KEY")).stdout == "hidden-canary\n"
+        lines = {path: path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if os.access(path, os.R_OK)}
+        assert sum(b"bwrap" in line for line in lines.values()), "the box runs"
+        assert not [path for path, line in lines.items() if b"hidden-canary" in line or bytes(box.directory) in line]
+
+    async def main():
+        config = ShellSandboxConfig(limits=LIMITS, environment={"KEY": "hidden-canary"})
+        async with await ShellSandbox.start(rooms, config, Deadlines()) as box:
+            await asyncio.wait_for(test(box), 60)
+
+    asyncio.run(main())
+
+
 FORKS = """
 import os, time
 for number in range(1000):
