@@ -103,8 +103,8 @@ class AlgorithmConfig(Config):
     entropy_coefficient: Annotated[float, unit("factor")] = 0.0
     """Factor of the entropy bonus."""
     expert_balance: Annotated[float, unit("factor")] = Field(0.0, ge=0.0)
-    """Weight of the load-balancing loss of a mixture of experts, per layer and averaged over sequences. It is smallest if the
-    tokens of a sequence are spread evenly over the experts; 0 adds none.
+    """Weight of the load-balancing loss of a mixture of experts, per layer and averaged over sequences. It is 1 if the
+    tokens of a sequence are spread evenly over the experts, and more where some are preferred; 0 adds none.
     """
     kl: KlConfig = KlConfig()
     """KL divergence from the reference model."""
@@ -185,7 +185,7 @@ class AlgorithmConfig(Config):
 
     def skips_zero_advantage(self, loss: Declaration) -> bool:
         """Return True if tokens without advantage need no backward pass, with a loss that declares this."""
-        return loss.zero_at_zero_advantage and not (self.kl.in_loss or self.entropy_coefficient)
+        return loss.zero_at_zero_advantage and not (self.kl.in_loss or self.entropy_coefficient or self.expert_balance)
 
 
 def _tuples(value: Any) -> Any:

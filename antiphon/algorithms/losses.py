@@ -3,7 +3,7 @@
 The learner multiplies each value with the token's coefficient and sums, so a loss knows nothing of batches, padding or
 normalisation. Here r is the ratio of a token's probability under the policy being trained to that under the policy that
 sampled it (or, with `algorithm.correction`, under the proximal policy), A is its advantage, and sg stops the gradient. Log
-ratios are clipped to ±20, so no loss and no gradient is ever infinite.
+ratios are clipped to ±20, so no ratio and no gradient of one is ever infinite.
 
 Importing this module imports no torch, because the checks of a configuration read what each loss declares.
 """
@@ -119,8 +119,8 @@ def tis(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metr
 def topr(inputs: LossInputs, config: AlgorithmConfig) -> tuple[torch.Tensor, Metrics]:
     """`positive_weight` times the loss of `policy_gradient` where A > 0, `negative_weight` times that of `tis` elsewhere.
 
-    Source: Le Roux et al. 2025, "Tapered off-policy REINFORCE"; the sign is that of the reward above its baseline.
-    With other weights than 1 it is what ROLL calls weighted TOPR.
+    Source: Le Roux et al. 2025, "Tapered off-policy REINFORCE", taken a token at a time; the sign is that of the
+    reward above its baseline. With other weights than 1 it is what ROLL calls weighted TOPR.
 
     >>> inputs = example(logprobs=[-2.0, -2.0], old_logprobs=[-1.0, -1.0], advantages=[1.0, -1.0])
     >>> topr(inputs, AlgorithmConfig())[0]

@@ -60,4 +60,4 @@ def leave_one_out(values: np.ndarray) -> np.ndarray:
     array([-1.5,  0. ,  1.5])
     """
     count = len(values)
-    return center(values) * (count / (count - 1))
+    return center(values) * (count / max(count - 1, 1))

@@ -164,8 +164,8 @@ class RhythmConfig(Config):
     """
 
     kind: Literal["local", "global", "coupled", "random", "entropy"] | None = None
-    """Tokens that are amplified: `local` where a chunk begins, `global` where later tokens look back, `coupled` both, with
-    each anchor linked to the beginning of its chunk; null amplifies none. `random` and `entropy` are the baselines of the
+    """Tokens that are amplified: `local` where a chunk begins, `global` where later tokens look back, `coupled` as
+    `global`, with part of an anchor's credit at the beginning of its chunk; null amplifies none. `random` and `entropy` are the baselines of the
     paper: as many tokens at random, or those of the highest entropy, estimated by the negative log-prob with which the
     token was sampled."""
     amplification: Annotated[float, unit("factor")] = Field(1.5, gt=0.0)

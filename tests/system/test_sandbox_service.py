@@ -158,9 +158,19 @@ def test_the_token_comes_as_clients_send_it(server):
     assert httpx.get(f"{server.url.replace('//', f'//rock:{TOKEN}@')}/metrics").status_code == 200
 
 
-def test_cross_site_requests_are_refused(server):
-    answer = server.client.post(f"{SANDBOX}/stop", json={"sandbox_id": "x"}, headers={"Sec-Fetch-Site": "cross-site"})
-    assert answer.status_code == 403
+@pytest.mark.parametrize(
+    "headers, is_refused",
+    [
+        ({"Sec-Fetch-Site": "cross-site"}, True),
+        ({"Sec-Fetch-Site": "same-site"}, True),  # a page of another port of this machine
+        ({"Origin": "http://127.0.0.1:1"}, True),  # a browser that is not on this machine sends no more
+        ({"Sec-Fetch-Site": "same-origin"}, False),
+        ({}, False),
+    ],
+)
+def test_requests_of_other_pages_are_refused(server, headers, is_refused):
+    answer = server.client.post(f"{SANDBOX}/stop", json={"sandbox_id": "x"}, headers=headers)
+    assert (answer.status_code == 403) == is_refused
 
 
 def test_a_token_must_be_one(tmp_path):

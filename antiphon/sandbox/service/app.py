@@ -6,11 +6,12 @@ import binascii
 import hmac
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import uvicorn
 from fastapi import FastAPI, Request
@@ -122,7 +123,7 @@ class AuthMiddleware:
             answer = Answer(rock.failure("the token is missing or wrong", rock.BAD_REQUEST), status_code=401)
             answer.headers["WWW-Authenticate"] = 'Basic realm="Antiphon sandboxes"'
             await answer(scope, receive, send)
-        elif headers.get(b"sec-fetch-site") == b"cross-site" and scope["method"] != "GET":
+        elif scope["method"] != "GET" and _is_from_other_origin(headers):
             await Answer(rock.failure("requests from other sites are not allowed", rock.BAD_REQUEST), status_code=403)(
                 scope, receive, send
             )
@@ -140,6 +141,18 @@ class AuthMiddleware:
         elif kind.lower() != b"bearer":
             return False
         return hmac.compare_digest(value.strip(), self._token)
+
+
+def _is_from_other_origin(headers: Mapping[bytes, bytes]) -> bool:
+    """Return True if a browser says that a page of another origin sends the request, also one of another port of this machine.
+
+    A browser keeps Basic credentials and sends them with requests of any page. Programs send neither header.
+    """
+    site = headers.get(b"sec-fetch-site")
+    if site is not None:
+        return site not in (b"same-origin", b"none")
+    origin = headers.get(b"origin")
+    return origin is not None and urlsplit(origin).netloc != headers.get(b"host", b"")
 
 
 def serve(

@@ -10,6 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.algorithms.registry import LOSSES, built_in_declaration
+from antiphon.algorithms.routing import balance_loss
 from antiphon.algorithms.sections import RhythmConfig
 from antiphon.core.types import ATTENTION_RHYTHM, ROUTED_EXPERTS, AttemptId
 from antiphon.learning.batch import BatchOptions, build_batch
@@ -136,4 +138,16 @@ def test_the_balance_of_experts_is_a_mean_over_sequences(mixture):
         [one["grad_norm"], 2 * one["grad_norm"]], rel=1e-4
     )
     assert three["expert_balance"] == pytest.approx(one["expert_balance"], rel=1e-4)
-    assert one["expert_balance"] >= 1 - 1e-6  # experts that are used alike have 1, the least that is possible
+    assert one["expert_balance"] >= 1 - 1e-6  # 1 if experts are used alike
+
+
+def test_samples_without_advantage_count_for_the_balance():
+    needs_none = built_in_declaration(LOSSES, "ppo_clip")
+    assert AlgorithmConfig().skips_zero_advantage(needs_none)
+    assert not AlgorithmConfig(expert_balance=0.1).skips_zero_advantage(needs_none)
+
+
+@pytest.mark.parametrize("scores", [torch.zeros(4, 3), torch.full((4, 3), -2.0), torch.full((4, 3), 0.5)])
+def test_even_scores_are_balanced_or_say_nothing(scores):
+    loss = balance_loss(scores.bfloat16(), torch.eye(3)[[0, 1, 2, 0]], torch.ones(1, 4))
+    assert loss.dtype == torch.float32 and loss.isfinite() and loss <= 1 + 1e-6
