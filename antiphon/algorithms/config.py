@@ -49,7 +49,7 @@ class AlgorithmConfig(Config):
     weight: LossWeightConfig = LossWeightConfig()
     """Weight of each trajectory in the loss."""
     advantage: str = "grpo"
-    """A name in `antiphon/algorithms/registry.py`, or package.module:function."""
+    """`grpo` or another that `docs/algorithms.md` lists, or package.module:function."""
     advantage_options: dict[str, Any] = {}
     """Keyword-only arguments of an advantage function of your own."""
     gamma: Annotated[float, unit("factor")] = Field(1.0, ge=0.0, le=1.0)
@@ -73,7 +73,7 @@ class AlgorithmConfig(Config):
     disagreement_mask: Annotated[float, unit("share")] = Field(0.0, ge=0.0, lt=1.0)
     """Share of the batch's tokens that get no entropy bonus: those on whose value the critics agree least."""
     loss: str = "ppo_clip"
-    """A name in `antiphon/algorithms/registry.py`, or package.module:function."""
+    """`ppo_clip` or another that `docs/algorithms.md` lists, or package.module:function."""
     loss_options: dict[str, Any] = {}
     """Keyword-only arguments of a loss function of your own."""
     ratio_level: Literal["token", "sequence", "turn"] = "token"

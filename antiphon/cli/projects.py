@@ -49,7 +49,7 @@ def _installs(folder: Path) -> list[str]:
 
 
 def demo(overrides: Overrides = None) -> None:
-    """Train a small model to add numbers, on a CPU in minutes; the run is written to runs/tiny_arithmetic."""
+    """Train a small model to add numbers, on a CPU in minutes; the run in runs/tiny_arithmetic is replaced."""
     from antiphon.cli.train import train
 
     train(str(find_recipe(DEMO) / "config.yaml"), overrides, overwrite=True)

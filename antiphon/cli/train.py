@@ -40,10 +40,7 @@ def train(
             print_run(run, config, overrides, trains=True)
             return
         require_models(run.models)
-        if run.placement.auto:
-            from antiphon.simulate.automatic_placement import place_automatically
-
-            run = place_automatically(run)
+        run = _place(run)
         from antiphon.run.commands import train as build_and_train
 
         with dashboard_beside(Path(run.record.directory), run.name, dashboard):
@@ -71,13 +68,19 @@ def branch(
         given = [*(overrides or []), *([f"name={name}"] if name else [])]
         config = load_for_branch(run, at, given, code, trust)
         require_models(config.models)
-        if config.placement.auto:
-            from antiphon.simulate.automatic_placement import place_automatically
-
-            config = place_automatically(config)
+        config = _place(config)
         from antiphon.run.commands import branch as build_and_train
 
         raise typer.Exit(build_and_train(run, at, config, overwrite=overwrite))
+
+
+def _place(run: "RunConfig") -> "RunConfig":
+    """Divide this machine's devices, if the configuration asks for it."""
+    if not run.placement.auto:
+        return run
+    from antiphon.simulate.automatic_placement import place_automatically
+
+    return place_automatically(run)
 
 
 def sft(config: ConfigPath, overrides: Overrides = None, dry_run: DryRun = False, overwrite: Overwrite = False) -> None:
@@ -90,10 +93,7 @@ def sft(config: ConfigPath, overrides: Overrides = None, dry_run: DryRun = False
             print_run(run, config, overrides)
             return
         require_models([run.model.path])
-        if run.placement.auto:
-            from antiphon.simulate.automatic_placement import place_automatically
-
-            run = place_automatically(run)
+        run = _place(run)
         from antiphon.run.commands import sft as build_and_tune
 
         raise typer.Exit(build_and_tune(run, overwrite=overwrite))

@@ -86,7 +86,7 @@ class RolloutConfig(Config):
     Generation and training do not overlap: for tests and for debugging."""
     timeout: Annotated[float, unit("seconds")] = Field(600.0, gt=0.0)
     """Time limit in seconds, each, of the wait of a step for its groups, of a request from its queue to its end, and of the
-    start of an engine; when it passes, the run ends. Others are `learner.timeout`, `weights.timeout` and
+    start of the first engines; when it passes, the run ends. Others are `learner.timeout`, `weights.timeout` and
     `checkpoint.timeout`."""
     engine_timeout: Annotated[float, unit("seconds")] = Field(60.0, gt=0.0)
     """Seconds without a message after which an engine is killed and its requests continue on other engines. It must be

@@ -1,7 +1,9 @@
 """Advantages, rewards and weights against their formulas, written out one token at a time in plain Python."""
 
 import math
+import re
 from dataclasses import asdict
+from pathlib import Path
 from statistics import mean, pstdev, stdev
 
 import numpy as np
@@ -13,7 +15,7 @@ from antiphon.algorithms.advantages import discounted_sums
 from antiphon.algorithms.batch_arrays import flatten_sampled, select_lowest, whiten
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.kl_reward import add_kl_rewards
-from antiphon.algorithms.registry import ADVANTAGES
+from antiphon.algorithms.registry import ADVANTAGES, LOSSES
 from antiphon.algorithms.rewards import (
     EPSILON,
     AlgorithmState,
@@ -482,3 +484,10 @@ def test_the_coefficient_of_the_divergence_follows_its_target():
     assert restore_algorithm_state(asdict(memory)) == memory and restore_algorithm_state(None) == AlgorithmState()
     memory.adapt(config, seen=0.0, trajectories=10_000)  # never turned round, however many there are
     assert memory.kl == pytest.approx(0.2 * 0.99 * 1.02 * 0.8)
+
+
+def test_every_name_is_in_the_documentation():
+    page = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text()
+    told = page.partition("The names of `algorithm.advantage` are")[2].partition("\n\n")[0]
+    names = set(re.findall(r"`(\w+)`", told))
+    assert names == {*ADVANTAGES.shipped, *LOSSES.shipped}
