@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from antiphon.core.config import load
+from antiphon.core.errors import ConfigError, RecordError
 from antiphon.record import safe_files
 from antiphon.record.checkpoint import list_checkpoints
 from antiphon.record.metrics_table import plot_metric, read_metrics_table
@@ -52,8 +53,15 @@ class Result:
 
     @property
     def model(self) -> Path:
-        """Directory of the trained model, which transformers can load: the newest checkpoint."""
-        return list_checkpoints(self.directory / "checkpoints")[-1]
+        """Directory of the trained model, which transformers can load: the newest checkpoint.
+
+        Raises:
+            RecordError: There is none: `checkpoint.every` is 0, and the run did not end by itself.
+        """
+        checkpoints = list_checkpoints(self.directory / "checkpoints")
+        if not checkpoints:
+            raise RecordError(f"{self.directory} has no checkpoint", path=self.directory)
+        return checkpoints[-1]
 
 
 def train(config: Source | None = None, *, overwrite: bool = False, resume: bool = False, **changes: Any) -> Result:
@@ -131,4 +139,7 @@ def evaluate(
     """
     found = load_config(config, **{"model": model, **changes})
     limit = found.evaluation.limit if limit is None else limit
+    for name, number, least in (("samples", samples, 1), ("limit", limit, 0)):
+        if number is not None and number < least:
+            raise ConfigError(f"must be {least} or more, not {number}", key=name, value=number)
     return commands.evaluate_model(str(model), found, samples=samples, temperature=temperature, limit=limit)

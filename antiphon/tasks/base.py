@@ -51,7 +51,8 @@ def as_score(result: Any) -> Score:
         parts = {str(name): float(value) for name, value in result.parts.items()}
         return replace(result, parts=parts, turns=tuple(map(float, result.turns)))
     if isinstance(result, str) or not hasattr(result, "__float__"):
-        raise TypeError(f"the reward returned {type(result).__name__}, expected a float or a Score")
+        hint = "; write it as `async def`, so that it is awaited" if isinstance(result, Awaitable) else ""
+        raise TypeError(f"the reward returned {type(result).__name__}, expected a float or a Score{hint}")
     return Score.of(float(result))
 
 

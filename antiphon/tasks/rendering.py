@@ -94,6 +94,7 @@ class Renderer:
 
     def encode_response(self, text: str) -> IntArray:
         """Return the tokens of a written answer, with the end-of-sequence token."""
+        self._require_end()
         tokens = self._encode(text, add_special_tokens=False)
         return np.append(tokens, np.int32(self._tokenizer.eos_token_id)).astype(np.int32)
 
@@ -131,8 +132,15 @@ class Renderer:
         if tools or any(message.tool_calls for message in messages):
             message = f"{self.directory} has no chat template, so tools cannot be described to its model"
             raise DataError(message, path=self.directory)
+        if any(message.role == "assistant" for message in messages):
+            self._require_end()
         end = {"assistant": self._tokenizer.eos_token}  # of earlier responses
         return "".join(message.content + end.get(message.role, "") for message in messages)
+
+    def _require_end(self) -> None:
+        if self._tokenizer.eos_token_id is None:
+            message = f"the tokenizer of {self.directory} has no end-of-sequence token, with which a response ends"
+            raise DataError(message, path=self.directory)
 
     def _encode_uncached(self, text: str, *, add_special_tokens: bool) -> IntArray:
         """Encode a text; `DataError` if the vocabulary does not cover it, or it is not valid Unicode."""

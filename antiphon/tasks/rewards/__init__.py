@@ -56,7 +56,8 @@ def is_asynchronous(name: str) -> bool:
     if name in REWARDS.known:
         return name in ASYNCHRONOUS
     found = REWARDS.resolve(name)
-    called = found if inspect.isroutine(found) else found.__call__  # of a class, or of an instance
+    is_function = inspect.isroutine(found) or isinstance(found, functools.partial)
+    called = found if is_function else found.__call__  # of a class, or of an instance
     return inspect.iscoroutinefunction(called) and not has_trl_signature(found)
 
 

@@ -25,14 +25,14 @@ TALK = (Message("system", "Be brief."), Message("user", "Hi"), Message("assistan
 MORE = Message("user", "No.")
 
 
-def make(directory: Path, template: str | None) -> Renderer:
+def make(directory: Path, template: str | None, end: str | None = "<|end|>") -> Renderer:
     """A tokenizer of bytes, with marks as special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     bytewise = Tokenizer(models.BPE({token: index for index, token in enumerate(alphabet)}, []))
     bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bytewise.decoder = decoders.ByteLevel()
     bytewise.add_special_tokens([AddedToken(mark, special=True) for mark in MARKS])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bytewise, eos_token="<|end|>")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bytewise, eos_token=end)
     tokenizer.chat_template = template
     tokenizer.save_pretrained(directory)
     return Renderer(directory)
@@ -94,6 +94,14 @@ def test_without_a_template_contents_are_laid_end_to_end(plain: Renderer) -> Non
 
 def test_a_written_response_ends_with_the_end_token(chat: Renderer) -> None:
     assert text(chat, chat.encode_response("82")) == "82<|end|>"
+
+
+def test_a_response_needs_an_end_token(tmp_path: Path) -> None:
+    endless = make(tmp_path, None, end=None)
+    said = [Message("user", "1+1="), Message("assistant", "2")]
+    for encode in (lambda: endless.encode_response("2"), lambda: endless.encode_prompt([*said, said[0]])):
+        with raises_with(DataError, path=tmp_path, match="end-of-sequence"):
+            encode()
 
 
 def test_end_tokens_come_from_both_files(tmp_path: Path, chat: Renderer) -> None:

@@ -228,8 +228,12 @@ class Closing:
         Closing.closed += 1
 
 
+shorter = partial(waits, turns=1)
+
+
 def test_what_is_async_is_known() -> None:
-    assert [is_asynchronous(f"{HERE}:{name}") for name in ("waits", "Closing", "task", "RewardRouter")] == [
+    assert [is_asynchronous(f"{HERE}:{name}") for name in ("waits", "shorter", "Closing", "task", "RewardRouter")] == [
+        True,
         True,
         True,
         False,
