@@ -35,12 +35,13 @@ def balance_loss(scores: Tensor, chosen: Tensor, members: Tensor) -> Tensor:
         chosen: 1 for experts that were taken and 0 for others, [T, experts].
         members: 1 for the tokens of each sequence, [S, T].
     """
+    dtype = torch.promote_types(scores.dtype, torch.float32)
     with torch.autocast(scores.device.type, enabled=False):
-        scores, chosen, members = scores.float(), chosen.float(), members.float()
+        scores, chosen, members = scores.to(dtype), chosen.to(dtype), members.to(dtype)
         if (scores < 0).any():  # logits; else probabilities, or the sigmoids of DeepSeek-V3
             shares = F.softmax(scores, -1)
         else:
-            shares = scores / scores.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+            shares = scores / scores.sum(-1, keepdim=True).clamp_min(torch.finfo(dtype).tiny)
         tokens = members.sum(1, keepdim=True)
         taken = members @ chosen / (tokens * chosen.sum(1).max())
         return scores.shape[1] * (taken * (members @ shares / tokens)).sum()
