@@ -32,6 +32,11 @@ def _files(path: str, split: str, suffix: str) -> list[Path]:
     if place.is_dir():
         name = re.compile(rf"{re.escape(split)}([-_.]\d.*)?{re.escape(suffix)}")
         found = sorted(file for file in place.iterdir() if name.fullmatch(file.name))
+    elif place.is_file() and split != "train" and split not in place.name:  # the default is no choice
+        message = (
+            f"{split!r} is no part of a single file: {path} would be read whole; name a directory, or leave it out"
+        )
+        raise ConfigError(message, key="split", value=split)
     if not found or not found[0].exists():
         wanted = place / f"{split}{suffix}" if place.is_dir() else place
         raise DataError(f"there is no file {wanted}", path=wanted)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.core.errors import DataError
+from antiphon.core.errors import ConfigError, DataError
 from antiphon.tasks import sources
 from tests.raising import raises_with
 
@@ -99,6 +99,14 @@ def test_files_that_are_none_are_named(tmp_path, read, content, place):
     assert str(raised.value.path).startswith(str(path))
     if place is not None:
         assert raised.value.path == f"{path}{place}"
+
+
+def test_a_file_has_no_splits(tmp_path):
+    for name, split in (("all.jsonl", "train"), ("my_test.jsonl", "test")):
+        (tmp_path / name).write_text('{"prompt": "a"}\n')
+        assert list(sources.jsonl(split, str(tmp_path / name))) == [{"prompt": "a"}]
+    with raises_with(ConfigError, key="split", value="test"):
+        list(sources.jsonl("test", str(tmp_path / "all.jsonl")))
 
 
 def test_a_file_that_is_missing_is_named(tmp_path):
