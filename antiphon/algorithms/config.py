@@ -104,7 +104,7 @@ class AlgorithmConfig(Config):
     """Factor of the entropy bonus."""
     expert_balance: Annotated[float, unit("factor")] = Field(0.0, ge=0.0)
     """Weight of the load-balancing loss of a mixture of experts, per layer and averaged over sequences. It is 1 if the
-    tokens of a sequence are spread evenly over the experts, and more where some are preferred; 0 adds none.
+    tokens of a sequence are spread evenly over the experts, and as a rule more where some are preferred; 0 adds none.
     """
     kl: KlConfig = KlConfig()
     """KL divergence from the reference model."""

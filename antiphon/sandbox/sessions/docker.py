@@ -92,8 +92,9 @@ def _arguments(config: ShellSandboxConfig, directory: Path) -> list[str]:
         WORK,
     ]
     arguments += ["--user", f"{user}:{user}", "--memory", str(limits.memory), "--memory-swap", str(limits.memory)]
+    hidden = _hidden(config)
     for name, value in {**VARIABLES, **(PROXIES if config.network else {}), **config.environment}.items():
-        arguments += ["--env", name if name in _hidden(config) else f"{name}={value}"]
+        arguments += ["--env", name if name in hidden else f"{name}={value}"]
     for path, mode in ((WORK, "0755"), ("/tmp", "1777")):
         arguments += ["--tmpfs", f"{path}:rw,exec,nosuid,nodev,size={limits.disk},mode={mode},uid={user},gid={user}"]
     arguments += ["--shm-size", str(limits.disk)]

@@ -87,10 +87,29 @@ def test_an_interrupt_reaches_the_handler_in_the_thread(handled):
 @pytest.mark.parametrize("line", range(1, 31))
 def test_an_interrupt_at_any_line_of_the_wait_ends_it(line):
     """Ctrl-C may come while the caller holds a lock that the thread needs: then nothing may be left locked."""
+    with pytest.raises(KeyboardInterrupt):
+        run_interrupted(asyncio.Event().wait(), line)
+
+
+def test_an_interrupt_beside_the_result_is_not_lost():
+    """At whatever line of the wait it comes, until the wait has no more lines."""
+    line, seen = 0, True
+    while seen:
+        line += 1
+        try:
+            seen = run_interrupted(answer(), line)
+        except KeyboardInterrupt:
+            continue
+        assert not seen, f"the interrupt at line {line} was lost"
+    assert line > 5
+
+
+def run_interrupted(work, line):
+    """Run a coroutine in a thread, with a Ctrl-C at a line of the wait for its result; return True if there was such a line."""
     lines = 0
 
     async def cell():
-        return run_blocking(asyncio.Event().wait())
+        return run_blocking(work)
 
     def count(frame, event, argument):
         nonlocal lines
@@ -105,11 +124,11 @@ def test_an_interrupt_at_any_line_of_the_wait_ends_it(line):
     loop, before = asyncio.new_event_loop(), sys.gettrace()
     sys.settrace(trace)
     try:
-        with pytest.raises(KeyboardInterrupt):
-            loop.run_until_complete(cell())
+        loop.run_until_complete(cell())
     finally:
         sys.settrace(before)
         loop.close()
+    return lines >= line
 
 
 def waits(frame):
