@@ -11,16 +11,24 @@ import yaml
 from antiphon.record.trajectories import read
 
 CHAOS = """
-    import os, random, threading
+    import itertools, os, random, threading
+    from pathlib import Path
 
     class Chaotic:
-        # Every attempt has its own luck; what goes well is worth 1.
+        # The attempts of all processes meet these ends in turn; what goes well is worth 1.
+        ends = ["hang", "raise", "garbage", "well", "well", "well"]
+
         def reset(self, seed):
-            self.luck = random.SystemRandom().choice(["hang", "raise", "exit", "garbage", "well", "well", "well", "well"])
-            return "go", {"state_key": "begin"}
+            for number in itertools.count():
+                try:
+                    Path(__file__).with_name(f"{type(self).__name__}-{number}").touch(exist_ok=False)
+                except FileExistsError:
+                    continue
+                self.end = self.ends[number % len(self.ends)]
+                return "go", {"state_key": "begin"}
 
         def step(self, action):
-            match self.luck:
+            match self.end:
                 case "hang":
                     threading.Event().wait()
                 case "raise":
@@ -33,6 +41,10 @@ CHAOS = """
 
         def close(self):
             pass
+
+    class Exits(Chaotic):
+        # A world of its own: its processes take with them the attempts that hang beside it.
+        ends = ["exit", "well", "well"]
 
     class Silent:
         # Now and then it has nothing to say, so that there is no prompt.
@@ -125,7 +137,9 @@ ROLLOUT = {"groups_per_step": 2, "group_size": 4, "timeout": 180, "sampling": {"
 
 
 def test_broken_environments_never_block_or_score_zero(worlds):
-    tasks = in_world("Chaotic", reward="environment_return", environment_pool={"workers": 2, "environments": 4})
+    pool = {"workers": 2, "environments": 4}
+    tasks = in_world("Chaotic", reward="environment_return", environment_pool=pool)
+    tasks += [task | {"name": "exits"} for task in in_world("Exits", reward="environment_return", environment_pool=pool)]
     rollout = ROLLOUT | {"max_turns": 2, "environment_timeout": 1.0, "max_attempts": 50}
     config = worlds.config(steps=6, tasks=tasks, rollout=rollout, record={"events": True})
     done = worlds.run("train", config)
@@ -139,8 +153,10 @@ def test_broken_environments_never_block_or_score_zero(worlds):
     assert scores == [(1.0,)]
     for reason in ("took more than 1 s", "no such room", "the process of the environment ended", "nothing of the kind"):
         assert reason in failures
-    last = worlds.metrics()[-1]
-    assert last["reward/part/world/success"] == last["reward/part/world/valid"] == 1.0
+    for task in ("world", "exits"):
+        parts = {f"reward/part/{task}/{part}" for part in ("success", "valid")}
+        values = [line[part] for line in worlds.metrics() for part in parts & line.keys()]
+        assert set(values) == {1.0}
 
 
 def test_an_environment_without_a_word_fails_its_attempt(worlds):
