@@ -139,7 +139,9 @@ ROLLOUT = {"groups_per_step": 2, "group_size": 4, "timeout": 180, "sampling": {"
 def test_broken_environments_never_block_or_score_zero(worlds):
     pool = {"workers": 2, "environments": 4}
     tasks = in_world("Chaotic", reward="environment_return", environment_pool=pool)
-    tasks += [task | {"name": "exits"} for task in in_world("Exits", reward="environment_return", environment_pool=pool)]
+    tasks += [
+        task | {"name": "exits"} for task in in_world("Exits", reward="environment_return", environment_pool=pool)
+    ]
     rollout = ROLLOUT | {"max_turns": 2, "environment_timeout": 1.0, "max_attempts": 50}
     config = worlds.config(steps=6, tasks=tasks, rollout=rollout, record={"events": True})
     done = worlds.run("train", config)
