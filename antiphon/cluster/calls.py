@@ -1,7 +1,7 @@
 """Calls between a controller (`Handle`) and its worker (`serve`), whatever carries the messages.
 
 Each message is a separate pickle. The receiver thus owns what arrives, and a message that cannot be read is an error of the
-worker rather than of the transport.
+worker rather than of the transport. A worker may have seen a model's output, so what it sends may hold data only.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from antiphon.core.data_pickles import load_data
 from antiphon.core.deadlines import fail
 from antiphon.core.errors import AntiphonError, WorkerDiedError
 from antiphon.core.registry import import_path
@@ -30,10 +31,10 @@ _BUILDING = threading.Lock()
 
 
 class Handle:
-    """The controller's end of one worker: a `WorkerHandle` without `kill`.
+    """The controller's end of one worker.
 
-    A transport implements `_transmit` and `_stop`. On the event loop's thread it calls `_receive` with each message in order,
-    and `_end` at the end.
+    A transport implements `kill`, `_transmit` and `_stop`. On the event loop's thread it calls `_receive` with each message in
+    order, and `_end` at the end.
     """
 
     def __init__(self, name: str, log: Path | None) -> None:
@@ -70,6 +71,10 @@ class Handle:
         """Never return; raise the reason when the worker ends."""
         await asyncio.shield(self._death)
 
+    def kill(self) -> None:
+        """Kill the worker."""
+        raise NotImplementedError
+
     async def close(self) -> None:
         """End the worker. A second call does nothing."""
         if not self._closing:
@@ -93,7 +98,12 @@ class Handle:
 
     def _receive(self, content: bytes) -> None:
         """Handle a message from the worker."""
-        kind, key, value = pickle.loads(content)
+        try:
+            kind, key, value = load_data(content)
+        except Exception as error:  # noqa: BLE001 - named boundary: a worker may send anything
+            self.kill()
+            self._end(f"worker {self.name} sent a message that is not data: {error}{self._where}")
+            return
         if kind == "event":
             self._callback(value)
         elif kind == "died":

@@ -17,6 +17,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from antiphon.core.data_pickles import check_data
 from antiphon.core.errors import ConfigError, RecordError
 from antiphon.core.registry import import_path
 from antiphon.core.rpc import AsyncWorker, Handler
@@ -63,9 +64,12 @@ class RoleWorker(AsyncWorker):
             raise self._error(f"has no method {method!r}; there are {', '.join(valid) or 'none'}", method)
         try:
             if inspect.iscoroutinefunction(function):
-                return await function(*args)
-            async with self._one_at_a_time:
-                return await asyncio.to_thread(function, *args)
+                result = await function(*args)
+            else:
+                async with self._one_at_a_time:
+                    result = await asyncio.to_thread(function, *args)
+            check_data(result)
+            return result
         except Exception as error:  # named boundary: user code
             raise self._error(f"failed in {method}: {describe_error(error, function)}", method) from error
 
@@ -83,7 +87,10 @@ class Role:
         self._ask = ask
 
     async def call(self, method: str, *args: Any) -> Any:
-        """Call a method in the worker with the fewest open calls; arguments and result are pickled."""
+        """Call a method in the worker with the fewest open calls; arguments and result are pickled.
+
+        The result may hold data only (`core.data_pickles`).
+        """
         return await self._timed("call", method, *args)
 
     async def call_all(self, method: str, *args: Any) -> list[Any]:

@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 
 from antiphon.core.types import Completion, IntArray, Message, Segment, Streams, Turn
-
-# Keys of an environment's `info`: could the last action be read and done, did it change anything, was the episode a success.
-ENVIRONMENT_MEASURES = frozenset({"valid", "effective", "success"})
+from antiphon.tasks.base import ENVIRONMENT_MEASURES
 
 
 @dataclass(slots=True)

@@ -11,6 +11,8 @@ from antiphon.core.types import Message, Prompt, Score, Turn
 Reset = tuple[str, dict[str, Any]]
 Step = tuple[str, float, bool, bool, dict[str, Any]]
 
+# Keys of an info: could the last action be read and done, did it change anything, was the episode a success.
+ENVIRONMENT_MEASURES = frozenset({"valid", "effective", "success"})
 
 FLAG_PREFIX = "mark/"
 """Prefix of reward-hacking flags among the parts of a score, see `tasks.reward_checks.reward_hacking_signals`."""

@@ -33,6 +33,12 @@ CODE = """
         def fail(self):
             raise LookupError("no such length")
 
+        def give_a_call(self):
+            class Calls:
+                def __reduce__(self):
+                    return os.system, ("true",)
+            return Calls()
+
     class Memory:
         # Counts the steps that it has seen.
         def __init__(self):
@@ -63,6 +69,9 @@ CODE = """
 
     async def fail(step):
         await step.roles["ruler"].call("fail")
+
+    async def take_a_call(step):
+        await step.roles["ruler"].call("give_a_call")
 
     async def misspell(step):
         await step.roles["ruler"].call("mesure")
@@ -136,13 +145,14 @@ def test_state_is_saved_lost_with_its_worker_and_restored(project):
     [
         ({"ruler": RULER}, "fail", ("roles.ruler", "LookupError", "no such length", "ours.py")),
         ({"ruler": RULER}, "misspell", ("roles.ruler", "'mesure'", "measure")),
+        ({"ruler": RULER}, "take_a_call", ("roles.ruler", "posix.system", "not a class of data", "ours.py")),
         ({"ruler": RULER | {"options": {}}}, "measure", ("roles.ruler", "unit")),
         ({"ruler": RULER | {"factory": "ours:Rulers"}}, "measure", ("roles.ruler.factory", "Rulers")),
         ({"memory": MEMORY | {"workers": 2}}, "remember", ("roles.memory.workers", "state")),
         ({"Ruler": RULER}, "measure", ("roles", "Ruler")),
         ({"ruler": RULER | {"placement": "gpu:0-99"}}, "measure", ("roles.ruler.placement", "gpu:0-99")),
     ],
-    ids=["raises", "no such method", "no options", "no such class", "two with state", "name", "placement"],
+    ids=["raises", "no such method", "no data", "no options", "no such class", "two with state", "name", "placement"],
 )
 def test_mistakes_are_one_message(project, roles, stage, said):
     done = project.run("train", config(project, roles, stage, steps=1))

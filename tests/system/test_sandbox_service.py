@@ -40,6 +40,7 @@ GEM = "/apis/v1/envs/gem"
 
 WORLDS = """
 import os, time
+import numpy
 
 class Hangs:
     def reset(self, seed):
@@ -59,7 +60,8 @@ class Async:
     async def reset(self, seed):
         return f"seed {seed}", {}
     async def step(self, action):
-        return action.upper(), 0.5, True, False, {"odd": {1, 2}}
+        info = {"odd": {1, 2}, "of_numpy": numpy.int64(3), "of_its_own": self}
+        return action.upper(), numpy.float32(0.5), True, False, info
     async def close(self):
         pass
 """
@@ -382,6 +384,8 @@ def test_environments(server):
     assert set(answer) == {"observation", "reward", "terminated", "truncated", "info"} and not answer["terminated"]
     assert gem("reset", sandbox_id=speaks, seed=7)["observation"] == "seed 7"
     assert gem("step", sandbox_id=speaks, action="hé")["observation"] == "HÉ"
+    answer = gem("step", sandbox_id=speaks, action="objects")
+    assert answer["info"]["of_numpy"] == 3 and "object at" in answer["info"]["of_its_own"]
     for world, action, message in ((dies, "die", "code 3"), (raises, "raise", "no such thing"), (nan, "nan", "nan")):
         gem("reset", sandbox_id=world)
         assert message in gem("step", 410, sandbox_id=world, action=action)["error"]

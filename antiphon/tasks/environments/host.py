@@ -11,10 +11,10 @@ from typing import Any
 from antiphon.core.types import Prompt
 from antiphon.core.user_errors import describe_error
 from antiphon.core.workers import Worker
-from antiphon.tasks.base import as_reset, as_step
+from antiphon.tasks.base import ENVIRONMENT_MEASURES, as_reset, as_step
 from antiphon.tasks.environments import environment_factory
 
-PARSERS: Mapping[str, Callable[[Any], Any]] = {"reset": as_reset, "step": as_step}
+PARSERS: Mapping[str, Callable[[Any], tuple[Any, ...]]] = {"reset": as_reset, "step": as_step}
 Call = tuple[int, str, tuple[Any, ...]]  # number of the call, method, arguments
 
 
@@ -51,13 +51,24 @@ class EnvironmentHost(Worker):
                     environment = environment or self._make(prompt)
                     result = getattr(environment, method)(*args)
                     result = runner.run(_await(result)) if inspect.isawaitable(result) else result
-                    self._answer(number, True, PARSERS.get(method, lambda returned: returned)(result))
+                    self._answer(number, True, _to_plain_values(method, result))
                 except BaseException as error:  # noqa: BLE001 - named boundary: an environment raises anything
                     self._answer(number, False, describe_error(error, getattr(environment, method, None)))
 
     def _answer(self, number: int, success: bool, value: Any) -> None:
         with self._emit_lock, suppress(BrokenPipeError):  # the controller is gone
             self.emit((number, success, value))
+
+
+def _to_plain_values(method: str, result: Any) -> Any:
+    """Return what the rollout loop reads of a result: an environment may put any object into its info."""
+    if method not in PARSERS:
+        return None
+    *values, info = PARSERS[method](result)
+    plain: dict[str, Any] = {name: bool(info[name]) for name in ENVIRONMENT_MEASURES & info.keys()}
+    if (key := info.get("state_key")) is not None:
+        plain["state_key"] = str(key)
+    return *values, plain
 
 
 async def _await(awaitable: Awaitable[Any]) -> Any:

@@ -2,7 +2,11 @@
 
 import asyncio
 import inspect
+import json
+from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from antiphon.core.errors import SandboxError
 from antiphon.core.processes.own_process import die_with_parent
@@ -29,25 +33,32 @@ class EnvironmentWorker(Worker):
 
     def reset(self, seed: int) -> Reset:
         """Begin an episode."""
-        return self._run("reset", self._environment.reset, seed)
+        return self._run("reset", self._environment.reset, seed, read=_to_json)
 
     def step(self, action: str) -> Step:
         """Take one action."""
-        return self._run("step", self._environment.step, action)
+        return self._run("step", self._environment.step, action, read=_to_json)
 
     def close(self) -> None:
         """Close the environment."""
         self._run("close", self._environment.close)
         self._runner.close()
 
-    def _run(self, what: str, method: Any, *args: Any) -> Any:
+    def _run(self, what: str, method: Any, *args: Any, read: Callable[[Any], Any] = lambda result: result) -> Any:
         try:
             result = method(*args)
             if inspect.isawaitable(result):
                 result = self._runner.run(_await(result))
+            return read(result)
         except Exception as error:  # named boundary: an environment raises anything
             raise SandboxError(f"it cannot {what}: {describe_error(error, method)}") from error
-        return result
+
+
+def _to_json(result: Any) -> Any:
+    """Return the values of a result as JSON gives them to clients: an environment may put any object into its info."""
+    return json.loads(
+        json.dumps(result, default=lambda value: value.item() if isinstance(value, np.generic) else str(value))
+    )
 
 
 async def _await(awaitable: Any) -> Any:

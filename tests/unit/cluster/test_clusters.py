@@ -169,6 +169,23 @@ def test_worker_bug_reaches_every_waiting_call(run):
     run(main)
 
 
+@worlds(PROCESSES, THREADS, RAY)
+def test_a_worker_that_sends_more_than_data_is_ended(run, tmp_path):
+    """A process that a model's output has taken over may send any bytes; none of them is called where they are read."""
+
+    async def main(cluster):
+        worker = cluster.spawn("counter", COUNTER)
+        waiting = asyncio.ensure_future(worker.call("echo", 1))
+        with pytest.raises(WorkerDiedError, match=r"worker counter sent a message that is not data: .*open"):
+            await asyncio.gather(waiting, worker.call("send_a_call", str(tmp_path / "touched")))
+        assert waiting.result() == 1
+        with pytest.raises(WorkerDiedError):
+            await worker.call("echo", 2)
+
+    run(main)
+    assert not (tmp_path / "touched").exists()
+
+
 KILLED = {"local": "was killed by SIGKILL", "ray": "died: .*process has died"}
 
 

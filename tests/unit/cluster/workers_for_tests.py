@@ -55,6 +55,9 @@ class Counter(Worker):
     def interpreter(self) -> tuple[str, list[str]]:
         return sys.prefix, sys.path
 
+    def send_a_call(self, path: str):
+        return CallsTouch(path)
+
     def refuse(self) -> None:
         raise DataError("there is no such thing", path="thing.json")
 
@@ -63,6 +66,16 @@ class Counter(Worker):
 
     def kill_itself(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+class CallsTouch:
+    """Its pickle touches a file where it is read."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return os.open, (self.path, os.O_CREAT)
 
 
 class Unbuildable(Worker):
