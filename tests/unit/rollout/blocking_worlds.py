@@ -30,7 +30,7 @@ class Odd:
         self.id = prompt.id
 
     def reset(self, seed):
-        return f"{self.greeting} {self.id} {seed}", {"pid": os.getpid()}
+        return f"{self.greeting} {self.id} {seed}", {"state_key": os.getpid(), "lock": threading.Lock()}
 
     def step(self, action):
         match action:
@@ -42,8 +42,6 @@ class Odd:
                 raise SystemExit(3)
             case "die":
                 os._exit(3)
-            case "function":
-                return action, 0.5, False, False, {"function": lambda: None}
             case "text":
                 return "only an observation"
         return action.upper(), 0.5, False, False, {}

@@ -39,7 +39,7 @@ def with_worlds(test, name="Odd", options=None, seconds=100.0, **config):
 
 
 async def pid_of(world):
-    return (await world.reset(1))[1]["pid"]
+    return int((await world.reset(1))[1]["state_key"])
 
 
 def test_many_live_in_one_process_and_none_holds_up_another():
@@ -56,7 +56,9 @@ def test_many_live_in_one_process_and_none_holds_up_another():
 def test_an_environment_is_made_for_its_prompt_with_its_options():
     async def body(worlds):
         world = worlds.make(PROMPT)
-        assert (await world.reset(7))[0] == "good day p 7"
+        observation, info = await world.reset(7)
+        assert observation == "good day p 7"
+        assert set(info) == {"state_key"}, "of an info, which may hold any object, what the loop reads"
         assert (await world.step("abc"))[:2] == ("ABC", 0.5)
         await world.close()
 
@@ -68,7 +70,6 @@ def test_what_an_environment_raises_is_raised_to_who_called_it():
         for prompt, action, message in (
             ("p", "raise", "KeyError: 'no such thing'"),
             ("p", "exit", "SystemExit: 3"),
-            ("p", "function", "pickle"),
             ("p", "text", r"TypeError: .*blocking_worlds.py:\d+\)"),
             ("unmade", None, "ValueError: there is no such world"),
         ):
