@@ -80,16 +80,16 @@ class AlgorithmConfig(Config):
     """Level of the ratio that `ppo_clip` clips."""
     clip_low: Annotated[float, unit("ratio")] = Field(0.2, ge=0.0, le=1.0)
     """Ratios of `ppo_clip` and `cispo` are clipped at 1 - this."""
-    clip_high: Annotated[float, unit("ratio")] = Field(0.2, ge=0.0)
-    """Ratios of `ppo_clip` and `cispo` are clipped at 1 + this."""
+    clip_high: Annotated[float, unit("ratio")] = Field(0.2, ge=0.0, allow_inf_nan=True)
+    """Ratios of `ppo_clip` and `cispo` are clipped at 1 + this; `.inf` for no upper bound."""
     cispo_mask: bool = False
     """Tokens whose ratio has gone beyond the bounds of `cispo` in the direction of their advantage have no gradient."""
     dual_clip: Annotated[float, unit("factor")] = Field(0.0, ge=0.0)
     """Bound of the `ppo_clip` loss for negative advantages, in multiples of |advantage|; above 1, or 0 for no bound."""
     ratio_low: Annotated[float, unit("ratio")] = Field(0.0, ge=0.0)
     """Lower bound of the importance weight in `tis` and `topr`."""
-    ratio_high: Annotated[float, unit("ratio")] = Field(1.0, gt=0.0)
-    """Upper bound of the importance weight in `tis` and `topr`."""
+    ratio_high: Annotated[float, unit("ratio")] = Field(1.0, gt=0.0, allow_inf_nan=True)
+    """Upper bound of the importance weight in `tis` and `topr`; `.inf` for none."""
     positive_weight: Annotated[float, unit("factor")] = Field(1.0, ge=0.0)
     """Weight of positive advantages in `topr`."""
     negative_weight: Annotated[float, unit("factor")] = Field(1.0, ge=0.0)

@@ -20,8 +20,8 @@ class FilterConfig(Config):
     """Level of r, as in `filter_level`."""
     keep_low: Annotated[float, unit("ratio")] = Field(0.5, ge=0.0)
     """Lower bound of r."""
-    keep_high: Annotated[float, unit("ratio")] = Field(2.0, gt=0.0)
-    """Upper bound of r."""
+    keep_high: Annotated[float, unit("ratio")] = Field(2.0, gt=0.0, allow_inf_nan=True)
+    """Upper bound of r; `.inf` for none."""
     keep_difference: Annotated[float, unit("probability")] = Field(1.0, ge=0.0, le=1.0)
     """Upper bound of the difference of the two probabilities, as in the correction's `keep_difference`."""
 
@@ -42,14 +42,14 @@ class CorrectionConfig(Config):
     level: Level | None = None
     """Level of r as a weight of the loss: of the token, the geometric mean over its turn or its sequence, or the product
     over its sequence. null applies no weight."""
-    high: Annotated[float, unit("ratio")] = Field(2.0, gt=0.0)
-    """Upper bound of the weight."""
+    high: Annotated[float, unit("ratio")] = Field(2.0, gt=0.0, allow_inf_nan=True)
+    """Upper bound of the weight; `.inf` for none."""
     filter_level: Level | None = None
     """Level of r as a filter: tokens whose r is not between `keep_low` and `keep_high` are left out. null filters nothing."""
     keep_low: Annotated[float, unit("ratio")] = Field(0.5, ge=0.0)
     """Lower bound of the filter."""
-    keep_high: Annotated[float, unit("ratio")] = Field(2.0, gt=0.0)
-    """Upper bound of the filter."""
+    keep_high: Annotated[float, unit("ratio")] = Field(2.0, gt=0.0, allow_inf_nan=True)
+    """Upper bound of the filter; `.inf` for none."""
     keep_difference: Annotated[float, unit("probability")] = Field(1.0, ge=0.0, le=1.0)
     """Another bound of the filter: tokens are left out if the two probabilities differ by more. At the level `turn` it is the
     mean of the differences over the turn, at `sequence` and `product` over the sequence; 1 leaves out none."""

@@ -30,10 +30,12 @@ class Config(BaseModel):
     """Base of every configuration model: frozen, without unknown keys.
 
     `load` also holds scalars to their types: "3" is no number, and `true` no integer; an integer passes for a float and a
-    list for a tuple.
+    list for a tuple. Numbers are finite, but for those in mappings of any values.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants")
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, ser_json_inf_nan="constants"
+    )
 
     SHORT_FOR: ClassVar[str] = ""
     """Key that is given by a plain text in place of the whole section; empty if none can stand there."""

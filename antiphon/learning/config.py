@@ -32,8 +32,8 @@ class OptimizerConfig(Config):
     """Optimizer steps of linear warm-up."""
     final_ratio: Annotated[float, unit("share")] = Field(0.0, ge=0.0, le=1.0)
     """Learning rate at the end of the schedule, relative to the peak."""
-    max_grad_norm: Annotated[float, unit("gradient norm")] = Field(1.0, gt=0.0)
-    """Gradients of a larger norm are scaled down to this norm."""
+    max_grad_norm: Annotated[float, unit("gradient norm")] = Field(1.0, gt=0.0, allow_inf_nan=True)
+    """Gradients of a larger norm are scaled down to this norm; `.inf` scales none."""
 
 
 class LoraConfig(Config):

@@ -1,6 +1,7 @@
 """The loader: strict, and every message names the place, the value and what would be valid."""
 
 import json
+import math
 import pickle
 import subprocess
 import sys
@@ -107,7 +108,7 @@ class Scalars(Config):
         ("number: 1e-6", {"number": 1e-6}),  # a string in YAML 1.1
         ("number: 1E5", {"number": 1e5}),
         ("number: 3", {"number": 3.0}),
-        ("number: .inf", {"number": float("inf")}),
+        ("options: {x: .inf}", {"options": {"x": float("inf")}}),
         ("text: on", {"text": "on"}),  # a boolean in YAML 1.1
         ("text: 'yes'", {"text": "yes"}),
         ("text: 2024-01-01", {"text": "2024-01-01"}),  # a date in YAML 1.1
@@ -132,6 +133,7 @@ def test_scalars(tmp_path, yaml_text, expected):
         ("whole: 010", "whole", "010"),  # eight in YAML 1.1
         ("whole: true", "whole", True),
         ("number: '1.5'", "number", "1.5"),
+        ("number: .inf", "number", math.inf),
         ("flag: 1", "flag", 1),
         ("text: 5", "text", 5),
         ("pair: [1, x]", "pair.1", "x"),
@@ -144,6 +146,15 @@ def test_types_are_strict(tmp_path, yaml_text, key, value):
     assert (error.path, error.key, error.value) == (f"{path}:1", key, value)
     assert type(error.value) is type(value)
     assert str(error).startswith(f"{path}:1: {key}: "), "the message names place and key"
+
+
+def test_bounds_may_be_infinite_and_nothing_is_nan(file):
+    bounds = ("learner.optimizer.max_grad_norm", "algorithm.clip_high", "algorithm.correction.keep_high")
+    config = load(file, [f"{key}=.inf" for key in bounds], model=RunConfig)
+    assert config.learner.optimizer.max_grad_norm == config.algorithm.clip_high == math.inf
+    assert returned(config, file) == config
+    for key in (*bounds, "learner.optimizer.learning_rate"):
+        assert refused(file, f"{key}=.nan").key == key
 
 
 # --- mistakes ----------------------------------------------------------------------------------------------------------
@@ -536,7 +547,7 @@ JSON = st.recursive(
 SCALARS = st.builds(
     Scalars,
     text=TEXT,
-    number=FLOAT,
+    number=st.floats(allow_nan=False, allow_infinity=False),
     whole=st.integers(-(2**63), 2**63 - 1),
     flag=st.booleans(),
     pair=st.tuples(st.integers(0, 9), st.integers(0, 9)),
