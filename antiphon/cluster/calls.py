@@ -98,12 +98,7 @@ class Handle:
 
     def _receive(self, content: bytes) -> None:
         """Handle a message from the worker."""
-        try:
-            kind, key, value = load_data(content)
-        except Exception as error:  # noqa: BLE001 - named boundary: a worker may send anything
-            self.kill()
-            self._end(f"worker {self.name} sent a message that is not data: {error}{self._where}")
-            return
+        kind, key, value = self._read(content)
         if kind == "event":
             self._callback(value)
         elif kind == "died":
@@ -113,6 +108,16 @@ class Handle:
                 answer.set_result(value)
             else:
                 answer.set_exception(value)
+
+    def _read(self, content: bytes) -> tuple[str, int | None, Any]:
+        """Return kind, key and value of a message. A worker whose message is not data is ended."""
+        try:
+            kind, key, value = load_data(content)
+        except Exception as error:  # noqa: BLE001 - named boundary: a worker may send anything
+            self.kill()
+            self._end(f"worker {self.name} sent a message that is not data: {error}{self._where}")
+            return "", None, None
+        return kind, key, value
 
     def _end(self, reason: str) -> None:
         """Mark the worker as ended, for the reason that it gave itself or else for this one."""

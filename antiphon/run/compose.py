@@ -88,13 +88,16 @@ def require_attached_objects(config: RunConfig, *, has_model: bool) -> None:
         raise ConfigError.from_mistakes(mistake for error in missing for mistake in error.mistakes)
 
 
-def _read(config: Source | Config | None, *, has_task: bool) -> dict[str, Any]:
+def _read(config: Any, *, has_task: bool) -> dict[str, Any]:
     """Return a configuration as plain values with names; a task is added if there is none and it is asked for."""
     if isinstance(config, Config):
         data, _ = parse_yaml(dump(config), type(config).__name__)
     elif isinstance(config, str | Path):
         data = read_document(config).data
     else:
+        if not isinstance(config, Mapping | None):
+            message = f"a configuration is the path of a YAML file or a mapping, not {type(config).__name__}"
+            raise ConfigError(message, value=config)
         data = _name_objects(dict(config or {}), ())
     if has_task and not data.get("tasks") and not isinstance(config, str | Path):
         data["tasks"] = [{"name": "task"}]
@@ -150,6 +153,9 @@ def _name_reward(value: Any, key: str) -> tuple[str, dict[str, Any]]:
     parts: dict[str, Any] = {}
     for number, each in enumerate(value):
         reward, weight = each if isinstance(each, tuple) and len(each) == 2 else (each, 1.0)
+        if isinstance(weight, bool) or not isinstance(weight, int | float):
+            message = "a reward and its weight are (reward, number); rewards without weights are a list of rewards"
+            raise ConfigError(message, key=dotted((key, number)), value=weight)
         named = _name_objects(reward, (key, number))
         called = named.partition("@")[0].rpartition(":")[2].rpartition(".")[2].strip("<>")
         free = next(name for copy in count(1) if (name := f"{called}_{copy}" if copy > 1 else called) not in parts)

@@ -79,8 +79,8 @@ def list_changes(before: Config, now: Config) -> list[tuple[str, Any, Any]]:
 
 
 def flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted path and the value of each leaf of nested mappings."""
-    if isinstance(value, dict) and value:
+    """Yield the dotted path and the value of each leaf of nested mappings; one with a key that no path can have is a leaf."""
+    if isinstance(value, dict) and value and all(re.fullmatch(r"[^\s.=]+", str(key)) for key in value):
         for key, inner in value.items():
             yield from flatten(inner, f"{path}.{key}" if path else str(key))
     else:

@@ -147,7 +147,7 @@ def _map_optimizer(fields: Mapping[str, Any], updates: int) -> dict[str, Any]:
         "betas": [float(fields["adam_beta1"]), float(fields["adam_beta2"])],
         "eps": float(fields["adam_epsilon"]),
         "weight_decay": float(fields["weight_decay"]),
-        "max_grad_norm": float(fields["max_grad_norm"]),
+        "max_grad_norm": float(fields["max_grad_norm"] or "inf"),  # 0 and None: gradients are not clipped
     }
 
 

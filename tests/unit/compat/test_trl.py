@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,7 @@ def test_both_configurations_map_alike(make, tmp_path):
         "beta": 0.04,
         "use_bias_correction_kl": False,
         "use_cpu": True,
+        "max_grad_norm": 0.0,
     }
     found = map_fields(read_fields(make(**given)), 100)
     assert (found["name"], found["record"]["directory"], found["seed"]) == ("mine", str(tmp_path), 3)
@@ -103,6 +105,7 @@ def test_both_configurations_map_alike(make, tmp_path):
     assert (learner["minibatches"], learner["epochs"]) == (2, 2)
     assert found["steps"] == 6  # 21 optimizer steps, 4 a generation
     assert learner["optimizer"]["warmup_steps"] == 3 and learner["optimizer"]["schedule"] == "cosine"
+    assert learner["optimizer"]["max_grad_norm"] == math.inf, "0 turns clipping off there"
     algorithm = found["algorithm"]
     assert (algorithm["advantage"], algorithm["aggregation"]) == ("dr_grpo", "sequence_mean_token_sum_norm")
     assert (algorithm["clip_low"], algorithm["clip_high"], algorithm["dual_clip"]) == (0.2, 0.28, 1.5)

@@ -90,6 +90,25 @@ def test_several_rewards_are_summed_with_weights():
     assert found(parts["long"]["reward"]) is long and parts["math"]["reward"] == "math"
 
 
+def test_keys_that_no_path_can_have_are_kept():
+    options = {"a.b": 1, "c=d": {" e ": 2}, "f": {"g h": 3}}
+    config = antiphon.load_config(
+        base(), reward=importable, sft={"steps": 1, "prompts": {"source": "jsonl", "options": options}}
+    )
+    assert config.sft.prompts.options == options
+
+
+@pytest.mark.parametrize("config", [3, [1], b"run.yaml"])
+def test_what_is_no_configuration_is_one_error(config):
+    with raises_with(ConfigError, value=config):
+        antiphon.load_config(config)
+
+
+def test_pairs_that_are_no_weighted_rewards_are_one_error():
+    with raises_with(ConfigError, key="tasks.0.reward.0", value="math"):
+        antiphon.load_config(base(), reward=[("math", "math")])
+
+
 @pytest.mark.parametrize("kind", ["data set", "splits", "function"])
 def test_prompts_come_from_data_in_memory(kind):
     data = datasets.Dataset.from_list(ROWS)
