@@ -114,8 +114,9 @@ class Handle:
         try:
             kind, key, value = load_data(content)
         except Exception as error:  # noqa: BLE001 - named boundary: a worker may send anything
+            self._reason = f"worker {self.name} sent a message that is not data: {error}{self._where}"
             self.kill()
-            self._end(f"worker {self.name} sent a message that is not data: {error}{self._where}")
+            self._end(self._reason)
             return "", None, None
         return kind, key, value
 
