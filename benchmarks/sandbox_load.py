@@ -182,9 +182,9 @@ async def load(requests: int, clients: int, kills: int, seed: int) -> Outcome:
 
         async def send(client: Client) -> None:
             while (number := next(numbers)) < requests:
-                while due and due[-1] <= number:
+                while due and due[-1] <= number and _kill(service, draw):  # else before the next request
                     due.pop()
-                    outcome.kills += _kill(service, draw)
+                    outcome.kills += 1
                 await client.act()
 
         began = time.perf_counter()
@@ -206,18 +206,18 @@ async def load(requests: int, clients: int, kills: int, seed: int) -> Outcome:
     return outcome
 
 
-def _kill(service: Service, draw: random.Random) -> int:
-    """Kill bubblewrap, or what it has started; the number of boxes that were hit."""
+def _kill(service: Service, draw: random.Random) -> bool:
+    """Kill bubblewrap, or what it has started; False if there is no box, or the one chosen ended by itself."""
     boxes = service.boxes()
     if not boxes:
-        return 0
+        return False
     victim = draw.choice(boxes)
     try:
         inside = victim.children()
         (draw.choice(inside) if inside and draw.random() < 0.5 else victim).kill()
     except psutil.NoSuchProcess:
-        return 0
-    return 1
+        return False
+    return True
 
 
 def main() -> None:
