@@ -24,11 +24,9 @@ from antiphon.algorithms.trajectories import (
     Arrays,
     Samples,
     kl_rewards,
-    map_trajectories,
-    mean_values,
+    map_rewards,
     scatter_sampled,
     task_rewards,
-    token_rewards,
     trajectories,
 )
 from antiphon.core.types import (
@@ -136,7 +134,7 @@ def gae(groups: Samples, config: AlgorithmConfig) -> Arrays:
     """Generalised advantage estimation over the sampled tokens of a trajectory.
 
     Σ (gamma · `gae_lambda`)^k δ_{t+k}, δ_t = r_t + gamma V_{t+1} - V_t, where V is the mean of the critics, and 0 after the
-    last token. Turns are paid at their end.
+    last token. Turns are paid at their end. `reward.whiten` rescales r.
 
     Source: Schulman et al. 2016, "High-dimensional continuous control using generalized advantage estimation", eq. 16; the
     mean as in Liu et al. 2025, "Asymmetric proximal policy optimization".
@@ -144,11 +142,10 @@ def gae(groups: Samples, config: AlgorithmConfig) -> Arrays:
     >>> gae(example([1], tokens=2, values=[0.5, 0.6]), AlgorithmConfig(gae_lambda=0.5))[0][0]  # δ is 0.1, 0.4
     array([0. , 0.3, 0.4])
     """
-    return map_trajectories(
+    return map_rewards(
         groups,
-        lambda samples: generalized_advantages(
-            token_rewards(samples), mean_values(samples), config.gamma, config.gae_lambda
-        ),
+        config.reward.whiten,
+        lambda rewards, values: generalized_advantages(rewards, values, config.gamma, config.gae_lambda),
     )
 
 

@@ -53,6 +53,15 @@ def normalize(values: np.ndarray, correction: int = 1) -> np.ndarray:
     return center(values) / (standard_deviation(values, correction) + EPSILON)
 
 
+def rescale(values: np.ndarray) -> np.ndarray:
+    """Return values [N] with the same mean, and differences from it divided by their deviation and epsilon.
+
+    >>> rescale(np.array([4, 8])).round(3)
+    array([5., 7.])
+    """
+    return normalize(values, correction=0) + stable_mean(values)
+
+
 def leave_one_out(values: np.ndarray) -> np.ndarray:
     """Return values [N], each less the mean of the others.
 

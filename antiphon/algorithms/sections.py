@@ -98,6 +98,9 @@ class RewardConfig(Config):
     """Divide by the standard deviation of the same; rewards of turns too."""
     clip: Annotated[float, unit("reward")] = Field(0.0, ge=0.0)
     """Clip to this absolute value, after `scale`; 0 does not clip. Not with rewards of turns."""
+    whiten: bool = False
+    """Rescale the rewards of tokens to a standard deviation of 1 over the sampled tokens of the batch, before `gae` and the
+    targets of critics add them up; their mean is kept."""
 
     @property
     def without_turns(self) -> tuple[str, ...]:

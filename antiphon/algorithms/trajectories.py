@@ -9,6 +9,7 @@ from itertools import groupby
 
 import numpy as np
 
+from antiphon.algorithms.normalization import rescale
 from antiphon.algorithms.returns import discounted_sums
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import (
@@ -132,6 +133,21 @@ def scatter_sampled(samples: Sequence[Sample], values: np.ndarray) -> Iterator[n
         found[sample.segment.loss_mask] = values[start:stop]
         yield found
         start = stop
+
+
+def map_rewards(groups: Samples, whiten: bool, of: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Arrays:
+    """Apply a function of the rewards and the values of the tokens, both [T], to each trajectory; see `map_trajectories`.
+
+    Args:
+        groups: The batch.
+        whiten: Rescale rewards over the batch, as `reward.whiten` says.
+        of: The function.
+    """
+    rewards = [token_rewards(samples) for group in groups for samples in trajectories(group)]
+    if whiten and rewards:
+        rewards = np.split(rescale(np.concatenate(rewards)), np.cumsum([len(each) for each in rewards])[:-1])
+    left = iter(rewards)
+    return map_trajectories(groups, lambda samples: of(next(left), mean_values(samples)))
 
 
 def map_trajectories(groups: Samples, of: Callable[[Sequence[Sample]], np.ndarray]) -> Arrays:

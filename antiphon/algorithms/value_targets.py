@@ -1,15 +1,8 @@
 """Regression targets of critics. Pure numpy."""
 
-from collections.abc import Sequence
-
-import numpy as np
-
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.returns import generalized_advantages
-from antiphon.algorithms.trajectories import Arrays, Samples, map_trajectories, mean_values, token_rewards
-from antiphon.core.types import (
-    Sample,
-)
+from antiphon.algorithms.trajectories import Arrays, Samples, map_rewards
 
 
 def value_targets(groups: Samples, config: AlgorithmConfig, lambda_: float) -> Arrays:
@@ -20,9 +13,8 @@ def value_targets(groups: Samples, config: AlgorithmConfig, lambda_: float) -> A
     >>> value_targets(example([1], tokens=2, values=[0.5, 0.6]), AlgorithmConfig(), 0.5)[0][0]  # 0.3 + 0.5, 0.4 + 0.6
     array([0. , 0.8, 1. ])
     """
-
-    def target(samples: Sequence[Sample]) -> np.ndarray:
-        values = mean_values(samples)
-        return generalized_advantages(token_rewards(samples), values, config.gamma, lambda_) + values
-
-    return map_trajectories(groups, target)
+    return map_rewards(
+        groups,
+        config.reward.whiten,
+        lambda rewards, values: generalized_advantages(rewards, values, config.gamma, lambda_) + values,
+    )

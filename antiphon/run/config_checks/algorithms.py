@@ -239,6 +239,11 @@ def check_stages(config: "RunConfig") -> Iterator[Problem]:
             "algorithm.reward.overlong_tokens",
             "penalizes the length of a response, and a trajectory has several (rollout.max_turns)",
         )
+    if algorithm.reward.whiten and config.critic is None:
+        yield (
+            "algorithm.reward.whiten",
+            "is of the rewards that values are compared with, and there are none: add critic: {count: 1}",
+        )
     if config.rollout.group_size == 1 and algorithm.reward.baseline == "group":
         yield "algorithm.reward.baseline", "'group' makes every reward 0: a group has 1 sibling (rollout.group_size)"
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from antiphon.algorithms.advantages import discounted_sums
+from antiphon.algorithms.advantages import discounted_sums, gae
 from antiphon.algorithms.batch_arrays import flatten_sampled, select_lowest, whiten
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.kl_reward import add_kl_rewards
@@ -270,6 +270,32 @@ def test_what_critics_are_to_say(batch, config, lambda_):
                     for t in range(len(rewards))
                 ]
                 np.testing.assert_allclose(got, sums, rtol=1e-4, atol=1e-4)
+
+
+@given(batch=batches(), config=configs, lambda_=st.sampled_from([1.0, 0.6]))
+def test_whitened_rewards(batch, config, lambda_):
+    """Their mean over the batch stays, and their deviation is 1, for advantages and for what critics are to say."""
+    config = config.model_copy(update={"gae_lambda": lambda_, "reward": RewardConfig(whiten=True)})
+    shaped = with_divergence(batch, config)
+    paid, valued = [], []
+    for samples in (samples for group in batch for samples in trajectories(group)):
+        tokens, turns = list(tokens_of(samples)), paid_turns(samples)
+        paid.append([penalty(one, at, config) + (turns[turn] if ends else 0) for one, at, turn, ends in tokens])
+        valued.append([float(one.streams[VALUES][at].astype(np.float64).mean()) for one, at, _, _ in tokens])
+    everything = [reward for row in paid for reward in row]
+    middle, spread = mean(everything), pstdev(everything) + EPSILON
+    gained = []
+    for rewards, values in zip(paid, valued, strict=True):
+        row = []  # from the last token back
+        for reward, value, after in zip(rewards[::-1], values[::-1], [0.0, *values[:0:-1]], strict=True):
+            delta = middle + (reward - middle) / spread + config.gamma * after - value
+            row.append(delta + config.gamma * lambda_ * (row[-1] if row else 0.0))
+        gained.append(row[::-1])
+    found = zip(gae(shaped, config), value_targets(shaped, config, lambda_), batch, strict=True)
+    both = [pair for arrays, aims, group in found for pair in zip(read(group, arrays), read(group, aims), strict=True)]
+    for (got, aim), wanted, values in zip(both, gained, valued, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(aim, np.add(wanted, values), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", sorted(ADVANTAGES.known))

@@ -60,6 +60,7 @@ SETTINGS: dict[type[BaseModel], dict[str, Setting]] = {
         "baseline": Setting("none", ("group", "task", "batch", "running"), ("sequence",)),
         "scale": Setting("none", ("group", "task", "batch", "running"), ("sequence",)),
         "clip": Setting(0.0, *NOT_NEGATIVE),
+        "whiten": Setting(False, *FLAG),
     },
     LossWeightConfig: {
         "by": Setting("none", ("difficulty", "length"), ("score",)),
