@@ -1,5 +1,9 @@
 """Advantages from teachers: on-policy distillation. Pure numpy."""
 
+from collections.abc import Mapping
+
+import numpy as np
+
 from antiphon.algorithms.batch_arrays import flatten_sampled, unflatten_sampled
 from antiphon.algorithms.trajectories import Arrays, Samples, gather_sampled, policy_logprobs
 from antiphon.core.types import (
@@ -7,8 +11,8 @@ from antiphon.core.types import (
 )
 
 
-def add_teacher_advantages(groups: Samples, arrays: Arrays, coefficient: float) -> Arrays:
-    """Add `coefficient` (log teacher - log policy) to the advantage of each sampled token.
+def add_teacher_advantages(groups: Samples, arrays: Arrays, coefficients: Mapping[str, float]) -> Arrays:
+    """Add c (log teacher - log policy) to the advantage of each sampled token, c the coefficient of its task.
 
     The policy is that before the step if its log-probs are known, else the one that sampled.
 
@@ -18,5 +22,6 @@ def add_teacher_advantages(groups: Samples, arrays: Arrays, coefficient: float) 
     flat = [sample for group in groups for sample in group]
     if not flat:
         return arrays
-    taught = coefficient * (gather_sampled(flat, [s.streams[TEACHER_LOGPROBS] for s in flat]) - policy_logprobs(flat))
-    return unflatten_sampled(groups, flatten_sampled(groups, arrays) + taught)
+    factors = gather_sampled(flat, [np.full(len(s.segment.tokens), coefficients[s.meta.task]) for s in flat])
+    taught = gather_sampled(flat, [s.streams[TEACHER_LOGPROBS] for s in flat]) - policy_logprobs(flat)
+    return unflatten_sampled(groups, flatten_sampled(groups, arrays) + factors * taught)

@@ -205,7 +205,9 @@ class TeacherConfig(Config):
     path: str
     """A directory or Hugging Face id. Its tokenizer must be the policy's."""
     tasks: tuple[str, ...] = ()
-    """Names of the tasks that it teaches; empty means all. For a task with several teachers, their log-probs are averaged."""
+    """Names of the tasks that it teaches; empty means all. For a task with several teachers, their advantages are averaged."""
+    weight: Annotated[float, unit("factor")] = Field(1.0, ge=0.0)
+    """Factor of the advantages that it gives, beside `algorithm.teacher_coefficient`."""
 
 
 class CheckpointConfig(Config):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +49,7 @@ def token_advantages(step: Step) -> list[list[FloatArray]]:
     samples, algorithm = step.samples, step.algorithm
     estimated = step.pipeline.estimate_advantages(samples, algorithm)
     if algorithm.teacher_coefficient:
-        estimated = add_teacher_advantages(samples, estimated, algorithm.teacher_coefficient)
+        estimated = add_teacher_advantages(samples, estimated, _teacher_coefficients(step))
     if algorithm.advantage_whiten:
         estimated = whiten(samples, estimated)
     if bound := algorithm.advantage_clip:
@@ -60,6 +61,16 @@ def token_advantages(step: Step) -> list[list[FloatArray]]:
         ]
         for group, arrays in zip(samples, estimated, strict=True)
     ]
+
+
+def _teacher_coefficients(step: Step) -> dict[str, float]:
+    """Return the coefficient of each task's teachers: that of the algorithm by the mean of their weights."""
+    teachers = [teacher for teacher, _ in step.pipeline.teachers]
+    weights = {
+        task: [teacher.weight for teacher in teachers if not teacher.tasks or task in teacher.tasks]
+        for task in {sample.meta.task for sample in step.flat}
+    }
+    return {task: step.algorithm.teacher_coefficient * fmean(each or [0.0]) for task, each in weights.items()}
 
 
 @dataclass(frozen=True, slots=True)

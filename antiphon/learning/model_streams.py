@@ -71,7 +71,7 @@ async def _stack_values(critics: Sequence[Predictor], packs: list[Pack]) -> list
 
 
 async def _teacher_logprobs(samples: Mapping[SampleKey, Sample], pipeline: StepPipeline) -> Arrays:
-    """Return the mean log-probs over the teachers of each sample's task, for samples of tasks that have teachers."""
+    """Return the mean log-probs over the teachers of each sample's task by their weights; tasks without any are left out."""
     answers = await asyncio.gather(
         *(
             query_samples(
@@ -82,11 +82,17 @@ async def _teacher_logprobs(samples: Mapping[SampleKey, Sample], pipeline: StepP
             for teacher, model in pipeline.teachers
         )
     )
-    by_sample = defaultdict[SampleKey, list[FloatArray]](list)
-    for answer in answers:
+    by_sample = defaultdict[SampleKey, list[tuple[float, FloatArray]]](list)
+    for answer, (teacher, _) in zip(answers, pipeline.teachers, strict=True):
         for key, logprobs in answer[TEACHER_LOGPROBS].items():
-            by_sample[key].append(logprobs)
-    return {key: np.mean(logprobs, axis=0, dtype=np.float32) for key, logprobs in by_sample.items()}
+            by_sample[key].append((teacher.weight, logprobs))
+    return {key: _weighted_mean(*zip(*weighted, strict=True)) for key, weighted in by_sample.items()}
+
+
+def _weighted_mean(weights: Sequence[float], arrays: Sequence[FloatArray]) -> FloatArray:
+    """Return the mean of arrays; where no weight is above 0, nothing is learned from it."""
+    mean: FloatArray = np.average(arrays, axis=0, weights=weights if any(weights) else None).astype(np.float32)
+    return mean
 
 
 async def query_samples(

@@ -380,14 +380,14 @@ def test_the_lowest_share(batch, share):
 
 
 def test_nothing_to_whiten_or_to_teach():
-    assert whiten([], []) == [] == add_teacher_advantages([], [], 1.0)
+    assert whiten([], []) == [] == add_teacher_advantages([], [], {})
 
 
 @given(batch=batches(), coefficient=st.sampled_from([0.5, 1.0]))
 def test_what_teachers_think_likelier_is_better(batch, coefficient):
     config = AlgorithmConfig()
     own = ADVANTAGES.resolve("grpo")(batch, config)
-    for group, before, after in zip(batch, own, add_teacher_advantages(batch, own, coefficient), strict=True):
+    for group, before, after in zip(batch, own, add_teacher_advantages(batch, own, {"t": coefficient}), strict=True):
         for samples, old, new in zip(trajectories(group), read(group, before), read(group, after), strict=True):
             for (one, at, _, _), a, b in zip(tokens_of(samples), old, new, strict=True):
                 said = one.streams.get(PROXIMAL_LOGPROBS, one.segment.logprobs)[at]

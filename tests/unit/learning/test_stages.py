@@ -314,7 +314,7 @@ def test_the_divergence_in_rewards_is_not_sent(model_directories):
 
 
 def test_each_task_has_its_teachers(model_directories):
-    """The mean of those of its task; what nobody teaches is left as it is."""
+    """The mean of those of its task, each with its weight; what nobody teaches is left as it is."""
 
     class Says(Here):
         async def predict(self, packs):
@@ -322,22 +322,24 @@ def test_each_task_has_its_teachers(model_directories):
 
     teachers = [
         (TeacherConfig(path="a", tasks=("test",)), Says(-1.0)),
-        (TeacherConfig(path="b", tasks=("sums", "test")), Says(-2.0)),
+        (TeacherConfig(path="b", tasks=("sums", "test"), weight=0.5), Says(-2.0)),
+        (TeacherConfig(path="c", tasks=("ignored",), weight=0.0), Says(-3.0)),
     ]
     algorithm = AlgorithmConfig.model_validate("opd")
     step = step_of(model_directories["llama"], algorithm, teachers=teachers)
-    tasks = ["test", "sums", "nobody's", "test"]
+    tasks = ["test", "sums", "nobody's", "ignored"]
     step.samples = [
         [replace(sample, meta=replace(sample.meta, task=task)) for sample in group]
         for group, task in zip(step.samples, tasks, strict=True)
     ]
     for stage in (annotate, rewards, advantages):
         asyncio.run(stage(step))
-    for group, taught in zip(step.samples, (-1.5, -2.0, None, -1.5), strict=True):
+    for group, taught in zip(step.samples, ([(1.0, -1.0), (0.5, -2.0)], [(0.5, -2.0)], [], []), strict=True):
         for sample in group:
             mask = sample.segment.loss_mask & (np.arange(9) > 0)
             own = sample.segment.logprobs[mask]
-            np.testing.assert_allclose(sample.advantages[mask], 0 * own if taught is None else taught - own, atol=1e-6)
+            wanted = sum((weight * (said - own) for weight, said in taught), 0 * own) / max(len(taught), 1)
+            np.testing.assert_allclose(sample.advantages[mask], wanted, atol=1e-6)
 
 
 class Starts:
