@@ -56,8 +56,8 @@ def load_config(
     if isinstance(config, str | Path):
         add_import_folders(config)
     data = _read(config, has_task=bool(task))
-    for key, value in _changes(task, model, tokenizer, data):
-        overrides = [*overrides, _override(key, value)]
+    arguments = [_override(key, value) for key, value in _changes(task, model, tokenizer, data)]
+    overrides = [*arguments, *overrides]  # those can change what an argument stands for, such as the limit of its prompts
     return load_changed(config if isinstance(config, str | Path) else data, overrides, changes, model=RunConfig)
 
 

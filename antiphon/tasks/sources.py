@@ -6,9 +6,10 @@ libraries are imported when it is called.
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from csv import DictReader
 from csv import Error as CsvError
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,9 @@ def _files(path: str, split: str, suffix: str) -> list[Path]:
     return found
 
 
+DIGESTED_ROWS_OF_A_STREAM = 1000
+
+
 class Rows:
     """A prompt source over rows in memory: an iterable of mappings, or a mapping from split to one."""
 
@@ -59,9 +63,13 @@ class Rows:
         yield from rows
 
     def digest(self) -> str:
-        """Return 12 hexadecimal digits of all rows."""
+        """Return 12 hexadecimal digits of all rows; of a stream, which may have no end, those of its first rows."""
         splits = self._rows if isinstance(self._rows, Mapping) else {"": self._rows}
-        return digest_parts(json.dumps([split, row], default=str) for split, rows in splits.items() for row in rows)
+        return digest_parts(
+            json.dumps([split, row], default=str)
+            for split, rows in splits.items()
+            for row in islice(rows, None if isinstance(rows, Sized) else DIGESTED_ROWS_OF_A_STREAM)
+        )
 
 
 def jsonl(split: str, path: str = "") -> Iterator[Row]:

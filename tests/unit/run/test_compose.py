@@ -1,5 +1,7 @@
 """Configurations that are made in Python: objects in the place of names, and keyword arguments for keys."""
 
+import itertools
+
 import datasets
 import pytest
 
@@ -123,6 +125,21 @@ def test_prompts_come_from_data_in_memory(kind):
     assert (task.test is not None) == (kind == "splits")
     if task.test is not None:
         assert [prompt.payload["answer"] for prompt in load_prompts(task, task.test, 0)] == ["4"]
+
+
+def test_of_a_stream_no_more_is_read_than_asked_for():
+    read = []
+
+    def endless():
+        for number in itertools.count():
+            read.append(number)
+            yield {"prompt": f"{number}+0=", "answer": str(number)}
+
+    stream = datasets.IterableDataset.from_generator(endless).select_columns(["prompt", "answer"])
+    config = antiphon.load_config(base(), prompts=stream, overrides=["tasks.0.prompts.limit=3"])
+    (task,) = config.tasks
+    assert [prompt.payload["answer"] for prompt in load_prompts(task, task.prompts, 0)] == ["0", "1", "2"]
+    assert len(read) < 2000
 
 
 def test_rows_inside_a_task_are_prompts():
