@@ -12,8 +12,6 @@ from dataclasses import is_dataclass
 from enum import Enum
 from typing import Any
 
-from typing_extensions import override
-
 OUR_PACKAGES = ("antiphon", "antiphon_envs")  # a message may have their modules imported, and those of the table
 _PLAIN = (bool, bytearray, bytes, complex, dict, float, frozenset, int, list, range, set, slice, str, tuple)
 _ALLOWED = {
@@ -51,7 +49,6 @@ def check_data(value: Any) -> None:
 
 
 class _DataUnpickler(pickle.Unpickler):
-    @override
     def find_class(self, module: str, name: str) -> Any:
         found = _known.get((module, name))
         if found is None:
@@ -62,6 +59,8 @@ class _DataUnpickler(pickle.Unpickler):
         if (module, name) == ("torch.storage", "_load_from_bytes"):  # it would read any pickle
             torch = sys.modules[super().find_class("torch", "Size").__module__]
             return lambda content: torch.load(io.BytesIO(content), weights_only=True)
+        if (module, name) == ("builtins", "getattr"):  # so the members of enumerations are pickled up to Python 3.11.3
+            return _enumeration_member
         if name in _ALLOWED.get(module, ()):
             return super().find_class(module, name)
         ours = module.partition(".")[0] in OUR_PACKAGES and not module.endswith("__main__")
@@ -82,16 +81,22 @@ def _is_data(found: Any) -> bool:
     return named_tuple or hasattr(found, "__struct_fields__") or hasattr(found, "__pydantic_fields__")
 
 
+def _enumeration_member(enumeration: Any, name: str) -> Enum:
+    """Return a member of an enumeration, or of the stand-in for one, by its name."""
+    found = getattr(enumeration, "_guarded", enumeration)
+    if not (isinstance(found, type) and issubclass(found, Enum)):
+        raise pickle.UnpicklingError("getattr is called with what is no enumeration")
+    return found[name]
+
+
 class _Guard(type):
     """Type of a stand-in for a class: it makes instances of that class, whose attributes a pickle could set otherwise."""
 
     _guarded: type
 
-    @override
     def __call__(cls, *args: Any, **options: Any) -> Any:
         return cls._guarded(*args, **options)
 
-    @override
     def __setattr__(cls, name: str, value: Any) -> None:
         raise pickle.UnpicklingError(f"a message may not set {cls._guarded.__qualname__}.{name}")
 

@@ -3,16 +3,20 @@
 A run that is overwritten is moved into `.replaced` in its directory, and deleted once the new run has begun. A start that is
 refused removes what it wrote, and moves the earlier run back. After a start that was killed, or that ended for another reason
 and left logs worth reading, the next start with `overwrite` or `resume` moves it back first.
+
+The directory is locked from the start of a run to its end, whatever kind of run it is.
 """
 
 import asyncio
+import fcntl
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from antiphon.core.errors import AntiphonError, ConfigError, StallError, WorkerDiedError
+from antiphon.core.errors import AntiphonError, ConfigError, RecordError, StallError, WorkerDiedError
 from antiphon.record.run_dir import RunDirectory, atomic_write
 from antiphon.record.store import require_no_writer
 
@@ -20,6 +24,7 @@ REPLACED = ".replaced"  # holds the whole earlier run; everything beside it is o
 MOVING = (
     ".replaced.part"  # holds the part of the earlier run that is being moved; everything beside it is of the same run
 )
+DELETED = ".deleted"  # holds an earlier run that is being deleted
 UNDONE = (AntiphonError, asyncio.CancelledError, KeyboardInterrupt)
 KEPT = (WorkerDiedError, StallError)  # their messages refer to logs
 
@@ -39,6 +44,7 @@ class RunStart:
         self._root, self._name, self._overwrite, self._resume = root, name, overwrite, resume
         self._config = b""  # of the run that is resumed
         self._has_begun = False
+        self._lock: int | None = None  # descriptor of the directory
         self.directory = RunDirectory(Path(root, name))
 
     def __enter__(self) -> "RunStart":
@@ -49,29 +55,58 @@ class RunStart:
             RecordError: Another process writes to the run.
         """
         path = self.directory.path
+        is_new = not (path.exists() or self._resume)
+        if is_new:
+            path.mkdir(parents=True)
+        self._lock = _lock_directory(path)
+        try:
+            self._prepare(path)
+        except BaseException:
+            self._release()
+            with suppress(OSError):
+                if is_new:
+                    path.rmdir()
+            raise
+        return self
+
+    def _prepare(self, path: Path) -> None:
         if self._overwrite or self._resume:
             require_no_writer(path)
+            if (path / DELETED).is_dir():
+                shutil.rmtree(path / DELETED)
             _restore(path)
         if self._resume:
             self.directory = RunDirectory.resume(self._root, self._name)
             self._config = self.directory.config.read_bytes()
-            return self
+            return
         if self._overwrite and path.is_dir() and any(path.iterdir()):
             _set_aside(self.directory)
         self.directory = RunDirectory.create(self._root, self._name, is_replacing=(path / REPLACED).is_dir())
-        return self
 
     def confirm(self) -> None:
         """Delete the run that was overwritten: the new one has begun, and errors leave it as it is from now on."""
         self._has_begun = True
-        if (self.directory.path / REPLACED).is_dir():
-            shutil.rmtree(self.directory.path / REPLACED)
+        path = self.directory.path
+        if (path / REPLACED).is_dir():
+            (path / REPLACED).rename(path / DELETED)  # what is partly deleted must not come back
+            shutil.rmtree(path / DELETED)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._has_begun or not isinstance(error, UNDONE) or isinstance(error, KEPT):
-            return
+        try:
+            if not (self._has_begun or not isinstance(error, UNDONE) or isinstance(error, KEPT)):
+                self._undo()
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _undo(self) -> None:
+        """Leave the directory as it was before the start."""
         if self._resume:
             with atomic_write(self.directory.config) as file:
                 file.write(self._config)
@@ -81,6 +116,29 @@ class RunStart:
             _clear(path)
             with suppress(OSError):  # such as the mount point of a volume
                 path.rmdir()
+
+
+def _lock_directory(path: Path) -> int | None:
+    """Return a descriptor that locks a directory until it is closed; None if there is no directory.
+
+    Raises:
+        RecordError: Another process holds the lock.
+    """
+    while path.is_dir():
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(lock)
+            raise RecordError(f"another process writes to the run {path}; wait for it, or end it", path=path) from error
+        except (
+            OSError
+        ):  # a file system whose directories cannot be locked, such as NFS: the ledger has a lock of its own
+            return lock
+        if path.is_dir() and path.stat().st_ino == os.fstat(lock).st_ino:
+            return lock
+        os.close(lock)  # a start that was refused has removed the directory meanwhile
+    return None
 
 
 def _set_aside(directory: RunDirectory) -> None:

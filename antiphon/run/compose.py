@@ -57,7 +57,10 @@ def load_config(
         add_import_folders(config)
     data = _read(config, has_task=bool(task))
     arguments = [_override(key, value) for key, value in _changes(task, model, tokenizer, data)]
-    overrides = [*arguments, *overrides]  # those can change what an argument stands for, such as the limit of its prompts
+    overrides = [
+        *arguments,
+        *overrides,
+    ]  # those can change what an argument stands for, such as the limit of its prompts
     return load_changed(config if isinstance(config, str | Path) else data, overrides, changes, model=RunConfig)
 
 

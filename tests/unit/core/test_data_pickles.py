@@ -24,6 +24,17 @@ from antiphon.core.data_pickles import load_data
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import Message, Prompt
 
+
+class Calls:
+    """A pickle that has a function called."""
+
+    def __init__(self, function, *args):
+        self._reduced = function, args
+
+    def __reduce__(self):
+        return self._reduced
+
+
 Point = namedtuple("Point", "x y")
 
 
@@ -83,6 +94,13 @@ def test_plain_values_arrive(value):
     assert load_data(pickle.dumps(value)) == value
 
 
+def test_enumerations_arrive_as_older_pythons_send_them():
+    assert load_data(pickle.dumps(Calls(getattr, Color, "RED"))) is Color.RED
+    for value in (Calls(getattr, Color, "mro"), Calls(getattr, Color, "__class__"), Calls(getattr, "text", "upper")):
+        with pytest.raises((pickle.UnpicklingError, KeyError)):
+            load_data(pickle.dumps(value))
+
+
 @pytest.mark.parametrize("array", [np.arange(6).reshape(2, 3)[:, ::2], np.array(["a", "bc"]), np.array([{}, None])])
 def test_arrays_arrive(array):
     read = load_data(pickle.dumps(array))
@@ -98,16 +116,6 @@ def test_tensors_arrive(tensor):
 def test_errors_keep_their_fields():
     error = load_data(pickle.dumps(ConfigError("no", key="a.b", value=3)))
     assert isinstance(error, ConfigError) and (error.key, error.value) == ("a.b", 3)
-
-
-class Calls:
-    """A pickle that has a function called."""
-
-    def __init__(self, function, *args):
-        self._reduced = function, args
-
-    def __reduce__(self):
-        return self._reduced
 
 
 HARM = [
