@@ -10,12 +10,12 @@ import pickle
 import queue
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from antiphon.core.data_pickles import load_data
+from antiphon.core.data_pickles import dump_data, load_data
 from antiphon.core.deadlines import fail
 from antiphon.core.errors import AntiphonError, WorkerDiedError
 from antiphon.core.registry import import_path
@@ -113,6 +113,7 @@ class Handle:
         """Return kind, key and value of a message. A worker whose message is not data is ended."""
         try:
             kind, key, value = load_data(content)
+            _check_message(kind, key, value, self._calls)
         except Exception as error:  # noqa: BLE001 - named boundary: a worker may send anything
             self._reason = f"worker {self.name} sent a message that is not data: {error}{self._where}"
             self.kill()
@@ -132,6 +133,15 @@ class Handle:
         self._calls.clear()
 
 
+def _check_message(kind: object, key: object, value: object, calls: Mapping[int, object]) -> None:
+    """Raise `ValueError` unless a worker may send this."""
+    kinds = {"event": (object,), "result": (object,), "error": (AntiphonError,), "died": (AntiphonError, str)}
+    if type(kind) is not str or kind not in kinds or not isinstance(value, kinds[kind]):
+        raise ValueError(f"{kind!r} with {type(value).__name__}")
+    if kind in ("result", "error") and (type(key) is not int or key not in calls):
+        raise ValueError(f"{kind!r} of a call that nobody made")
+
+
 def _death_error(reason: str | AntiphonError) -> AntiphonError:
     """Return the error for callers of a dead worker: the one that it left, or `WorkerDiedError`."""
     return reason if isinstance(reason, AntiphonError) else WorkerDiedError(reason)
@@ -144,7 +154,7 @@ def serve(factory: str, args: tuple[Any, ...], inbox: Inbox, transmit: Callable[
     """
 
     def post(kind: str, key: int | None, value: Any) -> None:
-        transmit(pickle.dumps((kind, key, value), protocol=pickle.HIGHEST_PROTOCOL))
+        transmit(dump_data((kind, key, value)))
 
     try:
         with _BUILDING:

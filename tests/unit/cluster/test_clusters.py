@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import pickle
 import re
 import signal
 import socket
@@ -184,6 +185,26 @@ def test_a_worker_that_sends_more_than_data_is_ended(run, tmp_path):
 
     run(main)
     assert not (tmp_path / "touched").exists()
+
+
+@worlds(FORKS)
+def test_messages_of_no_call_end_their_worker(run):
+    """Only errors of ours are raised to who called, so that no message ends the controller."""
+    for message in (
+        ("error", 0, SystemExit(0)),
+        ("result", 7, 1),
+        ("result", None, 1),
+        ("died", None, 3),
+        ([], 0, 1),
+        (1,),
+    ):
+
+        async def main(cluster, message=message):
+            worker = cluster.spawn("counter", COUNTER)
+            with pytest.raises(WorkerDiedError, match="not data"):
+                await worker.call("send_raw", pickle.dumps(message))
+
+        run(main)
 
 
 KILLED = {"local": "was killed by SIGKILL", "ray": "died: .*process has died"}
