@@ -12,6 +12,7 @@ import io
 import pickle
 import sys
 import sysconfig
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from enum import Enum
@@ -26,6 +27,7 @@ OUR_PACKAGES = (
 _ARRAY_KINDS = "biufcmMSU"  # of numpy's dtypes: those whose items are plain bytes
 _ALLOWED = {
     "antiphon.core.types.streams": {"Streams"},
+    "antiphon.tasks.base": {"Transcript"},
     "builtins": {"complex", "range", "slice"},
     "collections": {"OrderedDict"},
     "datetime": {"date", "datetime", "time", "timedelta", "timezone"},
@@ -119,6 +121,11 @@ def rebuild_tensor(name: str, shape: tuple[int, ...], content: bytes) -> Any:
 def rebuild_dict(factory: object = None) -> dict[Any, Any]:
     """Return the empty dict that a message then fills, in place of a defaultdict."""
     return {}
+
+
+def rebuild_counter(counts: object = None) -> Counter[Any]:
+    """Return a counter of the dict that it was sent as."""
+    return Counter(counts if type(counts) is dict else {})
 
 
 def _refuse_call(*args: object) -> None:
@@ -244,5 +251,6 @@ def _guard(found: Any) -> Any:
 _FUNCTIONS: Mapping[tuple[str, str], Callable[..., Any]] = {
     **{(__name__, each.__name__): each for each in (rebuild_array, rebuild_number, rebuild_tensor)},
     ("builtins", "getattr"): rebuild_member,  # so the members of enumerations are pickled up to Python 3.11.3
+    ("collections", "Counter"): rebuild_counter,
     ("collections", "defaultdict"): rebuild_dict,
 }

@@ -6,7 +6,7 @@ import pickle
 import subprocess
 import sys
 import uuid
-from collections import OrderedDict, defaultdict, namedtuple
+from collections import Counter, OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import Enum
@@ -66,6 +66,7 @@ VALUES = [
     Prompt(id="1", task="t", messages=(Message("user", "hi"),)),
     OrderedDict(a=1),
     {frozenset({1}), 2},
+    Counter("aab"),
     Decimal("1.5"),
     datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC),
     Path("a/b"),
