@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from enum import Enum
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +110,7 @@ def rebuild_number(name: str, content: bytes) -> Any:
 
 def rebuild_tensor(name: str, shape: tuple[int, ...], content: bytes) -> Any:
     """Return a tensor of its dtype's name, shape and bytes."""
-    import torch
-
+    torch = import_module("torch")  # only where a message has a tensor
     dtype = getattr(torch, str(name))
     if not isinstance(dtype, torch.dtype):
         raise pickle.UnpicklingError(f"{name} is no dtype")
