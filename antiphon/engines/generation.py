@@ -31,6 +31,7 @@ class Generation(GenerationHandle):
         self.aborted = False  # its last delta is under way
         self._engine = engine
         self._deltas: list[Delta] = []
+        self._restarts = 0
         self._changed = asyncio.Event()
         self._error: BaseException | None = None
         self._queued = asyncio.get_running_loop().time()
@@ -47,6 +48,7 @@ class Generation(GenerationHandle):
         self._first = self._first or asyncio.get_running_loop().time()
         if delta.restarted:
             self._deltas.clear()
+            self._restarts += 1
         self._deltas.append(delta)
         if delta.finish is not None:
             self._engine.forget(self.request.id)
@@ -71,15 +73,18 @@ class Generation(GenerationHandle):
 
     @override
     async def __aiter__(self) -> AsyncIterator[Delta]:
-        position = 0
+        position = restarts = 0
         while True:
-            position = min(position, len(self._deltas))  # a restart begins anew
-            for delta in self._deltas[position:]:
-                position += 1
-                yield delta
-                if delta.finish is not None:
-                    return
-            await self._wait_for_change()
+            if restarts != self._restarts:
+                position, restarts = 0, self._restarts
+            if position == len(self._deltas):
+                await self._wait_for_change()
+                continue
+            delta = self._deltas[position]
+            position += 1
+            yield delta
+            if delta.finish is not None:
+                return
 
     @override
     async def result(self) -> Completion:

@@ -32,7 +32,7 @@ from antiphon.engines.request_checks import MIN_SERVED_TEMPERATURE, check_sampli
 from antiphon.engines.request_queue import Continuation, Progress, RequestQueue
 from antiphon.engines.server_connection import INVALID_STATUSES, ServerConnection
 from antiphon.engines.server_protocols import StreamChunk, open_protocol
-from antiphon.engines.stops import FINISH_REASONS, StopRule, read_decoder
+from antiphon.engines.stops import FINISH_REASONS, StopRule, append_to_stop, read_decoder
 from antiphon.weights.base import CHANNELS
 from antiphon.weights.shared_directory import shared_directory
 
@@ -226,14 +226,10 @@ class ServerEngine(InferenceEngine):
         """Pass on the tokens of a chunk; return True if they were the last."""
         if chunk.finish not in FINISH_REASONS:
             raise httpx.RemoteProtocolError(f"a request was ended by {chunk.finish!r}")
-        tokens, logprobs, _ = chunk
-        finish, rule = FINISH_REASONS[chunk.finish], running.rule
-        for count, token in enumerate(tokens, 1):
-            running.tokens.append(token)
-            # Stop strings are found here: after a load, the server would not know how the text before ended.
-            if rule is not None and rule.matches(np.array(running.tokens[-rule.window :], np.int32), self._decoder):
-                tokens, finish = tokens[:count], FinishReason.STOP
-                break
+        # Stop strings are found here: after a load, the server would not know how the text before ended.
+        count, stopped = append_to_stop(running.tokens, chunk.tokens, running.rule, self._decoder)
+        tokens, logprobs = chunk.tokens[:count], chunk.logprobs
+        finish = FinishReason.STOP if stopped else FINISH_REASONS[chunk.finish]
         if finish is not None:
             self._finish(running)
         if tokens or finish is not None:

@@ -67,7 +67,7 @@ class ServerConnection:
                 if response.status_code in INVALID_STATUSES:
                     raise RequestError(f"{self.url} refuses a request: {response.text[:300]}")
                 self._raise_for(response)
-            yield response.aiter_lines()
+            yield _split_lines(response)
 
     def die(self, reason: str) -> WorkerDiedError:
         """Give the server up, if that has not happened yet; return the error that says why."""
@@ -81,3 +81,14 @@ class ServerConnection:
         if response.is_server_error:
             raise self.die(message)
         raise UnsupportedError(f"{self.url} answers {message}")
+
+
+async def _split_lines(response: httpx.Response) -> AsyncIterator[str]:
+    """Yield the lines of an answer. `aiter_lines` would also split at U+2028 and others, which JSON has inside strings."""
+    rest = b""
+    async for piece in response.aiter_bytes():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line.decode(errors="replace")
+    if rest:
+        yield rest.decode(errors="replace")

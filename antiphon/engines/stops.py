@@ -59,6 +59,21 @@ class StopRule:
         return any(stop in text for stop in self.strings)
 
 
+def append_to_stop(
+    sampled: list[int], tokens: Sequence[int], rule: StopRule | None, decoder: Decoder | None
+) -> tuple[int, bool]:
+    """Append new tokens of a sequence to those that were sampled before, up to the first that completes a stop.
+
+    Returns:
+        How many were appended, and whether the last of them completes a stop.
+    """
+    for count, token in enumerate(tokens, 1):
+        sampled.append(token)
+        if rule is not None and rule.matches(np.array(sampled[-rule.window :], np.int32), decoder):
+            return count, True
+    return len(tokens), False
+
+
 def finish_reasons(
     ended: NDArray[np.bool_], length: NDArray[np.int64], limit: NDArray[np.int64]
 ) -> list[FinishReason | None]:

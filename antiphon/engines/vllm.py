@@ -24,7 +24,7 @@ from antiphon.engines.config import EngineKind
 from antiphon.engines.deltas import Delta
 from antiphon.engines.request_checks import MIN_SERVED_TEMPERATURE, check_sampling_supported, validate_request
 from antiphon.engines.request_queue import Continuation, Progress, RequestQueue
-from antiphon.engines.stops import FINISH_REASONS, Decoder, StopRule, read_decoder
+from antiphon.engines.stops import FINISH_REASONS, Decoder, StopRule, append_to_stop, read_decoder
 from antiphon.weights.checkpoint_layout import CheckpointLayout
 
 try:
@@ -227,12 +227,13 @@ class VLLMEngine(EngineCore):
 
     def _accept(self, output: Any) -> Delta:
         name, completion = output.request_id, output.outputs[0]
-        tokens = list(completion.token_ids)
         running = self._queue.running[name]
-        running.tokens += tokens
         finish = FINISH_REASONS[completion.finish_reason]
         # Stop strings are found here: vLLM does not know how the text ended before a request was handed over anew.
-        if running.rule is not None and running.rule.matches(np.array(running.tokens, np.int32), self._tokenizer):
+        tokens = list(completion.token_ids)  # of one step, which may draw several
+        count, stopped = append_to_stop(running.tokens, tokens, running.rule, self._tokenizer)
+        tokens = tokens[:count]
+        if stopped:
             if finish is None:
                 self._engine.abort_request([name])
             finish = FinishReason.STOP
@@ -242,7 +243,8 @@ class VLLMEngine(EngineCore):
             request=name,
             tokens=np.array(tokens, np.int32),
             logprobs=np.array(
-                [found[token].logprob for token, found in zip(tokens, completion.logprobs, strict=True)], np.float32
+                [found[token].logprob for token, found in zip(tokens, completion.logprobs[:count], strict=True)],
+                np.float32,
             ),
             versions=np.full(len(tokens), self.version, np.int32),
             streams=Streams({MIXED_CACHE: np.full(len(tokens), running.mixed)}),

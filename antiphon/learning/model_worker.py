@@ -195,7 +195,7 @@ class ModelWorker(Worker):
             replayed = torch.full((tokens, *recorded.shape[1:]), -1, device=self.device)
             replayed[self._tensor(before)] = self._tensor(recorded[known[first]]).long() - 1
             self._routers.replayed = replayed[here]
-        if self._balance:
+        if self._balance and torch.is_grad_enabled():  # else no router would add it, and nobody would take it
             members = torch.zeros(len(found := loss_sequences(pack)), tokens, device=self.device)
             for row, (path, _) in zip(members, found, strict=True):
                 row[self._tensor(path)] = 1

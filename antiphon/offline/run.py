@@ -147,6 +147,8 @@ class Offline:
     async def spawn(self, name: str, kind: str, path: Path, *more: Any) -> WorkerHandle:
         """Start a model on the learner's mesh, each rank in a worker, whose death is the run's."""
         settings, ranks = self.config.learner, self.config.learner.mesh.world
+        if name != "learner":  # is not trained
+            settings = settings.model_copy(update={"lora": None})
         args = (str(path), settings, derive(self.config.seed, name), *more)
         members = [
             self.cluster.spawn(

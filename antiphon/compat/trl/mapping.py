@@ -139,7 +139,8 @@ def _map_algorithm(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _map_optimizer(fields: Mapping[str, Any], updates: int) -> dict[str, Any]:
-    warmup = fields["warmup_steps"]
+    # The schedule `constant` of transformers has no warm-up.
+    warmup = 0 if fields["lr_scheduler_type"] == "constant" else fields["warmup_steps"]
     return {
         "learning_rate": float(fields["learning_rate"]),
         "schedule": choose(fields, "lr_scheduler_type", SCHEDULES),

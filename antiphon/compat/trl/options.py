@@ -29,7 +29,9 @@ MAPPED: Mapping[str, Mapped] = {
     "lr_scheduler_type": Mapped(
         "linear", "`learner.optimizer.schedule`: `linear`, `cosine`, `constant`, `constant_with_warmup`"
     ),
-    "warmup_steps": Mapped(0, "`learner.optimizer.warmup_steps`; below 1 it is a share of all steps"),
+    "warmup_steps": Mapped(
+        0, "`learner.optimizer.warmup_steps`; below 1 it is a share of all steps; with `constant` it is 0"
+    ),
     "weight_decay": Mapped(0.0, "`learner.optimizer.weight_decay`"),
     "adam_beta1": Mapped(0.9, "`learner.optimizer.betas`"),
     "adam_beta2": Mapped(0.999, "`learner.optimizer.betas`"),
@@ -161,7 +163,7 @@ REFUSED: Mapping[str, str] = {
     "trust_remote_code": "only models of transformers are loaded",
     "router_aux_loss_coef": "use `algorithm.expert_balance`",
     "disable_dropout": "dropout is never active",
-    "cast_lm_head_to_fp32": "log-probs are computed in `float32` always",
+    "cast_lm_head_to_fp32": "the head is multiplied in the precision of `learner.dtype`, and all after it is in `float32`",
     "generation_kwargs": "`rollout.sampling` has the parameters of sampling",
     "chat_template_kwargs": "change the tokenizer's chat template",
     "repetition_penalty": "it samples from another distribution than the one that is trained",

@@ -22,7 +22,8 @@ LOGGED = {
     "learner/grad_norm": "grad_norm",
     "learner/lr": "learning_rate",
     "learner/entropy": "entropy",
-    "learner/kl": "kl",
+    "learner/reference_kl": "kl",  # in the loss
+    "reward/kl": "kl",  # in the reward
     "length/mean": "completions/mean_length",
 }
 # Parameters of TRL's trainer that have no counterpart, with what to use.

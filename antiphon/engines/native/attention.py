@@ -63,6 +63,12 @@ class KVCache:
             for target in targets:
                 layer[:, target, :, :tokens].copy_(prefix)
 
+    @torch.inference_mode()
+    def clear(self, slot: int) -> None:
+        """Set all keys and values of a slot to zero."""
+        for layer in self._layers.values():
+            layer[:, slot].zero_()
+
     @property
     def bytes_per_token(self) -> int:
         """Bytes of one layer's keys and values of one token; 0 before the first step."""
@@ -223,7 +229,7 @@ def slot_attention(
         query: [1, heads, T, head_dim].
         key: [1, kv_heads, T, head_dim].
         value: [1, kv_heads, T, head_dim].
-        attention_mask: Ignored; transformers builds none for this function.
+        attention_mask: None: transformers builds none for this function.
         scaling: Factor of the attention scores; None is 1 / sqrt(head_dim).
         slot_batch: Where the tokens are in the cache.
         **options: The layer's other options, of which none may change the softmax.
@@ -232,9 +238,19 @@ def slot_attention(
         Outputs [1, T, heads, head_dim], and None in place of attention weights.
 
     Raises:
-        UnsupportedError: The layer has soft-capped scores, sinks, or a sliding window shorter than a sequence.
+        UnsupportedError: The layer has soft-capped scores, sinks, a sliding window shorter than a sequence, a mask of its own,
+            or values of another size than its keys.
     """
     _check_plain_softmax(module, options, slot_batch.longest)
+    if attention_mask is not None:
+        raise UnsupportedError(
+            f"the native engine cannot apply the mask that layer {module.layer_idx} makes of its own"
+        )
+    if value.shape[-1] != key.shape[-1]:
+        raise UnsupportedError(
+            f"the native engine keeps values of the size of their keys: layer {module.layer_idx} has keys of "
+            f"{key.shape[-1]} and values of {value.shape[-1]} numbers a head"
+        )
     kv = slot_batch.cache.layer(module.layer_idx, key)
     _write_cache(kv, key, value, slot_batch)
     # [T, heads, head_dim]; contiguous, since fused kernels want a dense head_dim and `linear` may have turned it.

@@ -20,7 +20,8 @@ from antiphon.engines.native.slots import Indices, SlotTable
 
 NGRAM = 3  # tokens that must have occurred before
 MOST_PROMPTS = 512  # whose completions are remembered
-MOST_TOKENS = 16_384  # remembered of the completions of one prompt
+MOST_TOKENS = 16_384  # remembered of one prompt and its completions
+MOST_TOKENS_OF_ALL = 1 << 20  # remembered of all prompts, when a new one comes
 RETRY = 8  # tokens after which a sequence is guessed again whose guesses were wrong
 HOPELESS = 0.2  # share of right guesses below which a sequence is guessed rarely
 
@@ -96,21 +97,23 @@ class Drafter:
         if sequence is None or sequence.request != request.id or len(sequence.tokens) > length:
             history = self._open_history(table.tokens[slot, : table.prompt[slot]].tobytes())
             sequence = self._sequences[slot] = _Sequence(request.id, history)
-        tokens, following = sequence.tokens, sequence.history.following
+        tokens, history = sequence.tokens, sequence.history
         for token in table.tokens[slot, len(tokens) : length].tolist():
-            if len(tokens) >= NGRAM:
-                following[tuple(tokens[-NGRAM:])] = (tokens, len(tokens))
+            if history.tokens < MOST_TOKENS:
+                history.tokens += 1
+                if len(tokens) >= NGRAM:
+                    history.following[tuple(tokens[-NGRAM:])] = (tokens, len(tokens))
             tokens.append(token)
-            sequence.history.tokens += 1
 
     def _open_history(self, prompt: bytes) -> _History:
         """Return the history of a prompt; it becomes the most recently used one."""
         history = self._histories.pop(prompt, None)
-        if history is None or history.tokens > MOST_TOKENS:
+        if history is None or history.tokens >= MOST_TOKENS:
             history = _History()
         self._histories[prompt] = history
-        if len(self._histories) > MOST_PROMPTS:
-            self._histories.popitem(last=False)
+        total = sum(each.tokens for each in self._histories.values())
+        while len(self._histories) > MOST_PROMPTS or (total > MOST_TOKENS_OF_ALL and len(self._histories) > 1):
+            total -= self._histories.popitem(last=False)[1].tokens
         return history
 
 

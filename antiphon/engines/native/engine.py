@@ -34,7 +34,7 @@ from antiphon.engines.config import EngineKind
 from antiphon.engines.deltas import Delta
 from antiphon.engines.native.attention import KVCache, make_flat_batch
 from antiphon.engines.native.drafts import Drafter, GuessedStep
-from antiphon.engines.native.models import eos_ids, max_sequence_length, prepare_model
+from antiphon.engines.native.models import eos_ids, longest_plain_sequence, prepare_model
 from antiphon.engines.native.own_streams import copy_streams
 from antiphon.engines.native.plan import Plan, plan_step
 from antiphon.engines.native.sampling import Floats, SamplingParams, sample, uniform_numbers
@@ -82,7 +82,7 @@ class NativeEngine:
         self.counters = EngineCounters()
         self.model: Any = prepare_model(model, config)
         self._routers = Routers(find_routers(self.model)) if config.routed_experts else None
-        self.max_length = max_sequence_length(self.model, config.max_length)
+        self.max_length = longest_plain_sequence(self.model, config.max_length)
         self.capacity = config.slots
         self.config = config
         self._receive = receive
@@ -96,6 +96,7 @@ class NativeEngine:
         self._cache: KVCache | None = KVCache(config.slots)
         self._weights_id = 0  # counts loads; a version number may come back after a rollback, an id does not
         self._rules: dict[int, StopRule] = {}
+        self._spoiled: set[int] = set()  # slots in which a token had a log-prob that is not finite
         self._outbox: list[Delta] = []  # made between steps, by `abort` and `load`
         self._queue: RequestQueue[int] = RequestQueue(  # of a running request it keeps the slot
             config.slots, start=self._start_request, stop=self._release, emit=lambda delta: self._outbox.append(delta)
@@ -150,6 +151,7 @@ class NativeEngine:
             if continuation is Continuation.KEEP_CACHE:
                 table.weights_id[slot] = MIXED
                 continue
+            self._wipe_if_spoiled(slot)
             table.invalidate_cache(slot, self._weights_id)
             if continuation is Continuation.RESTART:
                 table.length[slot] = table.prompt[slot]
@@ -228,6 +230,8 @@ class NativeEngine:
             self.counters.confirmed_tokens += count
         for slots, rows in step.iterate_rounds(right):
             going = table.active[slots]  # else a token before has ended the request
+            if not going.any():
+                continue
             slots, rows = slots[going], rows[going]
             table.cached[slots] += 1
             streams = {spec: array[rows] for spec, array in computed.items()}
@@ -330,7 +334,7 @@ class NativeEngine:
         table.length[slots] += 1
         ended = np.isin(tokens, self._eos_ids)
         if self._rules:
-            ended |= [self._matches_stop_rule(slot) for slot in slots.tolist()]
+            ended |= np.array([self._matches_stop_rule(slot) for slot in slots.tolist()], bool)
         reasons = finish_reasons(ended, table.length[slots], table.limit[slots])
         drawn, versions = tokens.astype(np.int32), np.full(len(slots), self.version, np.int32)
         streams = [_FLAGS[mixed] for mixed in (table.weights_id[slots] == MIXED).tolist()]
@@ -347,12 +351,15 @@ class NativeEngine:
             )
             for i, slot in enumerate(slots.tolist())
         ]
-        for slot, reason in zip(slots.tolist(), reasons, strict=True):
-            if reason is not None:
-                self._queue.finish(table.requests[slot].id)
-                self._release(slot)
+        self._spoiled.update(slots[~np.isfinite(logprobs)].tolist())
+        self._finish([slot for slot, reason in zip(slots.tolist(), reasons, strict=True) if reason is not None])
         self.counters.sampled_tokens += len(slots)
         return deltas
+
+    def _finish(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            self._queue.finish(self._table.requests[slot].id)
+            self._release(slot)
 
     def _matches_stop_rule(self, slot: int) -> bool:
         rule = self._rules.get(slot)
@@ -362,6 +369,14 @@ class NativeEngine:
     def _release(self, slot: int) -> None:
         self._table.release(slot)
         self._rules.pop(slot, None)
+        self._wipe_if_spoiled(slot)
+
+    def _wipe_if_spoiled(self, slot: int) -> None:
+        """Forget the keys and values of a slot that may hold a NaN: no mask hides it from what comes into the slot later."""
+        if slot in self._spoiled and self._cache is not None:
+            self._cache.clear(slot)
+            self._table.cached[slot] = 0
+            self._spoiled.discard(slot)
 
 
 def _sampled_rows(plan: Plan) -> tuple[Indices, Indices]:

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from antiphon.core.errors import UnsupportedError
+from antiphon.core.decoder_checks import require_separable_sequences
+from antiphon.core.errors import ConfigError, UnsupportedError
 from antiphon.engines.config import NATIVE_DTYPES, EngineKind
 from antiphon.engines.native.attention import ATTENTION_NAME
 from antiphon.engines.native.linear import speed_up_linears
@@ -68,6 +69,24 @@ def max_sequence_length(model: Any, configured: int) -> int:
     raise UnsupportedError(f"{type(model).__name__} has no length limit of its own; set max_length")
 
 
+def longest_plain_sequence(model: Any, configured: int) -> int:
+    """Return the most tokens of a sequence that the native engine computes as the model does.
+
+    That is `max_sequence_length`, or less if a layer looks back less far: the engine has no sliding windows.
+
+    Raises:
+        ConfigError: The model has no embeddings of so many positions.
+    """
+    config, longest = model.config.get_text_config(), max_sequence_length(model, configured)
+    positions: Any = getattr(config, "max_position_embeddings", None)
+    learned = positions is not None and not getattr(config, "rope_parameters", None)
+    if learned and longest > positions:
+        message = f"{longest} is more than the {positions} positions that {type(model).__name__} has embeddings of"
+        raise ConfigError(message, key="engine.max_length", value=longest)
+    window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    return min(longest, window) if window and (kinds is None or "sliding_attention" in kinds) else longest
+
+
 def eos_ids(model: Any) -> list[int]:
     """Return the end tokens of a model, from the `generation_config.json` of its directory, or else its `config.json`."""
     ends = model.generation_config.eos_token_id
@@ -75,18 +94,14 @@ def eos_ids(model: Any) -> list[int]:
 
 
 def _require_supported(model: PreTrainedModel) -> None:
+    require_separable_sequences(model)
     config = model.config.get_text_config()
-    name = type(model).__name__
-    if not model._supports_attention_backend:
-        raise UnsupportedError(f"{name} does not let its attention function be replaced, which the native engine does")
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if kinds or config.is_encoder_decoder:
+    if (value := getattr(config, "v_head_dim", None)) is None:
+        return
+    rotated = getattr(config, "qk_rope_head_dim", None)  # keys of this kind have a part with positions and one without
+    key = getattr(config, "head_dim", value) if rotated is None else rotated + config.qk_nope_head_dim
+    if key != value:
         raise UnsupportedError(
-            f"the native engine runs decoders with plain attention; {name} has {sorted(kinds) or 'an encoder'}"
-        )
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") in ("dynamic", "longrope"):
-        raise UnsupportedError(
-            f"{name} scales its rotary embedding by the longest sequence of a batch (rope_type {rope['rope_type']!r}): "
-            "a token would depend on its neighbours in the batch"
+            f"the native engine keeps values of the size of their keys: {type(model).__name__} has keys of {key} and values "
+            f"of {value} numbers a head"
         )

@@ -49,7 +49,7 @@ def packed_attention(
     Raises:
         UnsupportedError: The attention is not a plain softmax over all earlier tokens.
     """
-    _require_plain(module, options, layout.longest)
+    _require_plain(module, attention_mask, options, layout.longest)
     if reader is not None:
         reader.read(module, query[0], key[0], scaling)
     flat = [tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value)]  # [T, heads, head size]
@@ -102,7 +102,8 @@ def attention_by_keys(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    *args: Any,
+    attention_mask: torch.Tensor | None,
+    *,
     context: Any,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -111,7 +112,7 @@ def attention_by_keys(
     For heads that cannot be divided among ranks.
     """
     layout: PackLayout = options["layout"]
-    _require_plain(module, options, layout.longest)
+    _require_plain(module, attention_mask, options, layout.longest)
     here = query.size(2)
     rows = slice(context.rank() * here, (context.rank() + 1) * here)
     keys, values = (
@@ -141,9 +142,13 @@ def _attend(
     )
 
 
-def _require_plain(module: torch.nn.Module, options: Mapping[str, Any], longest: int) -> None:
+def _require_plain(
+    module: torch.nn.Module, mask: torch.Tensor | None, options: Mapping[str, Any], longest: int
+) -> None:
     """Raise `UnsupportedError` for attention that is not a plain softmax."""
     found = [name for name in ("softcap", "s_aux") if options.get(name) is not None]
+    if mask is not None:  # transformers makes none for a function of ours
+        found.append("a mask of its own")
     window = options.get("sliding_window")
     if window is not None and longest > window:
         found.append(f"a sliding window of {window}, and there is a sequence of {longest} tokens")

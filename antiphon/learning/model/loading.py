@@ -14,6 +14,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, dot
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 from transformers.utils.hub import get_checkpoint_shard_files
 
+from antiphon.core.decoder_checks import require_separable_sequences
 from antiphon.core.errors import DataError, UnsupportedError
 
 
@@ -31,7 +32,7 @@ def load_model(
     kind: Any = AutoModelForCausalLM,
     **options: Any,
 ) -> PreTrainedModel:
-    """Load a model from a directory or Hugging Face id.
+    """Load a model from a directory or Hugging Face id, without dropout.
 
     Args:
         path: Directory or Hugging Face id.
@@ -44,7 +45,7 @@ def load_model(
 
     Raises:
         DataError: There is no such model.
-        UnsupportedError: The model cannot be of this kind.
+        UnsupportedError: The model cannot be of this kind, or cannot compute sequences that lie end to end.
     """
     logging.getLogger("transformers").setLevel(logging.ERROR)
     if Path(path).is_dir() and not (Path(path) / "config.json").is_file():
@@ -52,19 +53,32 @@ def load_model(
         raise DataError(message, path=Path(path) / "config.json")
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False, **options)
+        _disable_dropout(config)
         if device.type == "meta":
-            return _without_memory(path, kind, config, dtype=dtype, attn_implementation=attention)
-        model = kind.from_pretrained(
-            path, config=config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
-        )
+            model: PreTrainedModel = _without_memory(path, kind, config, dtype=dtype, attn_implementation=attention)
+        else:
+            model = kind.from_pretrained(
+                path, config=config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
+            ).to(device)
     except ValueError as error:
         raise UnsupportedError(f"model {path!r} cannot be a {kind.__name__}: {str(error).splitlines()[0]}") from error
     except OSError as error:
         reason = str(error).strip().splitlines()[0]
         raise DataError(f"model {path!r} cannot be loaded: {reason}", path=path) from error
-    model.to(device)
-    loaded: PreTrainedModel = model
-    return loaded
+    require_separable_sequences(model)
+    return model
+
+
+def _disable_dropout(config: PreTrainedConfig) -> None:
+    """Set every rate of dropout, and every jitter of routers, to 0: log-probs must be those that tokens are sampled with.
+
+    Evaluation mode would do that too, but gradient checkpointing works in training mode alone.
+    """
+    for name, value in list(vars(config).items()):
+        if isinstance(value, PreTrainedConfig):
+            _disable_dropout(value)
+        elif isinstance(value, int | float) and not isinstance(value, bool) and ("drop" in name or "jitter" in name):
+            setattr(config, name, 0.0)
 
 
 def build_on_meta(directory: Path) -> PreTrainedModel:

@@ -5,10 +5,11 @@ from collections.abc import Iterable
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
+from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.losses import value_loss
 from antiphon.core.errors import UnsupportedError
 from antiphon.core.types import OLD_VALUE, RETURNS, Pack
-from antiphon.learning.config import CriticConfig, LearnerConfig
+from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig
 from antiphon.learning.host_device_copy import sum_measures
 from antiphon.learning.model.loading import load_model
 from antiphon.learning.model.logprobs import plain_logits
@@ -29,6 +30,12 @@ class ScalarLearner(PackLearner):
         if not isinstance(getattr(model, "score", None), torch.nn.Linear):
             raise UnsupportedError(f"{type(model).__name__} has no head called score, as other decoders have")
         return model
+
+    def begin(self, algorithm: AlgorithmConfig, optimizer: OptimizerConfig, total_updates: int) -> int:
+        """Start a training phase; return the number of trained parameters."""
+        if not self._layers_with_experts:  # the model may be dense where the policy has experts to balance
+            algorithm = algorithm.model_copy(update={"expert_balance": 0.0})
+        return super().begin(algorithm, optimizer, total_updates)
 
     def _parameters_beside_adapters(self) -> Iterable[torch.nn.Parameter]:
         return self.model.score.parameters()

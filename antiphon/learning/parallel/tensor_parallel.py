@@ -1,4 +1,7 @@
-"""Tensor parallelism by the model's own plan: which layers are cut how, and the collectives around them."""
+"""Tensor parallelism by the model's own plan: which layers are cut how, and the collectives around them.
+
+Also the check whether the layers of a model can be divided on a mesh.
+"""
 
 import re
 from collections.abc import Callable, Iterator
@@ -8,6 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from antiphon.core.decoder_checks import has_ropes_by_layer_type
 from antiphon.core.errors import UnsupportedError
 from antiphon.learning.mesh import copy_to_group, reduce_from_group
 from antiphon.learning.mesh_config import MeshConfig
@@ -34,6 +38,8 @@ def check_division(model: PreTrainedModel, mesh: MeshConfig, at: str = "learner.
         UnsupportedError: They cannot.
     """
     kind, styles = type(model).__name__, set[str]()
+    if mesh.pipeline > 1:
+        _check_stages(model, at)
     for name, module, style in planned_layers(model) if mesh.tensor > 1 else ():
         if style not in (COLUMNS, ROWS, PARTIAL):
             raise UnsupportedError(f"{at}.tensor: {name} of {kind} cannot be cut ({style})", key=f"{at}.tensor")
@@ -45,6 +51,19 @@ def check_division(model: PreTrainedModel, mesh: MeshConfig, at: str = "learner.
         raise UnsupportedError(f"{at}.tensor: there is no plan of how to cut a {kind}", key=f"{at}.tensor")
     if mesh.expert > 1 and not find_expert_layers(model):
         raise UnsupportedError(f"{at}.expert: {kind} has no layers of experts to divide", key=f"{at}.expert")
+
+
+def _check_stages(model: PreTrainedModel, at: str) -> None:
+    """Raise `UnsupportedError` if a later stage would compute its layers differently from the whole model."""
+    config, kind, key = model.config.get_text_config(), type(model).__name__, f"{at}.pipeline"
+    if has_ropes_by_layer_type(
+        config
+    ):  # the model looks the type up by a layer's place in the list, which a stage shortens
+        raise UnsupportedError(
+            f"{key}: {kind} has layers of several types with rotary embeddings of their own", key=key
+        )
+    if getattr(config, "embedding_multiplier", None) not in (None, 1):
+        raise UnsupportedError(f"{key}: {kind} would multiply embeddings (embedding_multiplier) at each stage", key=key)
 
 
 def planned_layers(model: PreTrainedModel) -> Iterator[tuple[str, Any, str]]:

@@ -65,6 +65,7 @@ class AttemptSession(Session):
         self._messages: tuple[Message, ...] = ()
         self._overridden: Counter[str] = Counter()
         self._cancelled = self._unreadable = 0
+        self._turns = 0  # replies that were recorded, and requests in flight
         self._truncated = False
         self.error: AntiphonError | None = None
         """The error of an engine."""
@@ -83,10 +84,17 @@ class AttemptSession(Session):
     @override
     def prepare(self, chat: ChatRequest) -> PreparedRequest:
         try:
-            return super().prepare(chat)
+            prepared = super().prepare(chat)
         except ApiError as error:
-            self._truncated = self._truncated or error.code in (CONTEXT_LENGTH, MAX_TURNS)
+            self._truncated = self._truncated or error.code == CONTEXT_LENGTH
             raise
+        self._require_turns(chat.n)
+        return prepared
+
+    def _require_turns(self, count: int) -> None:
+        if self._max_turns and self._turns + count > self._max_turns:
+            self._truncated = True
+            raise ApiError(f"the attempt has had its {self._max_turns} turns", 403, MAX_TURNS)
 
     @override
     def sampling(self, chat: ChatRequest, room: int) -> Sampling:
@@ -107,8 +115,6 @@ class AttemptSession(Session):
     @override
     def request(self, prompt: IntArray, sampling: Sampling, choice: int) -> GenerateRequest:
         number = next(self._numbers)
-        if self._max_turns and number >= self._max_turns:
-            raise ApiError(f"the attempt has had its {self._max_turns} turns", 403, MAX_TURNS)
         prompt_id, epoch = self._inputs.prompt.id, self._inputs.prompt.epoch
         seed = derive(self._seed, prompt_id, epoch, self._name, number)
         return GenerateRequest(
@@ -131,12 +137,16 @@ class AttemptSession(Session):
         self._truncated = reply.completion.finish is FinishReason.LENGTH
         assert prepared.draft is not None  # an attempt completes no texts
         self._recorder.record_reply(prepared.draft, reply.completion, request.sampling, reply.message)
+        self._turns += 1
         self._messages = (*prepared.chat.messages, reply.message)
 
     @override
     async def answer(self, prepared: PreparedRequest, on_text: OnText | None = None) -> list[Reply]:
-        # Text is sent when it is complete: an engine may begin again under new weights.
+        count = len(prepared.requests)
+        self._require_turns(count)  # others may have been answered since it was prepared
+        self._turns += count
         try:
+            # Text is sent when it is complete: an engine may begin again under new weights.
             return await super().answer(prepared)
         except asyncio.CancelledError:
             self._cancelled += not self._ended
@@ -144,3 +154,5 @@ class AttemptSession(Session):
         except AntiphonError as error:
             self.error = error
             raise
+        finally:
+            self._turns -= count  # those that were answered are counted as recorded

@@ -75,7 +75,8 @@ def check_meshes(config: RunConfig, model: Path) -> None:
 
 
 def _divides_layers(learner: LearnerConfig) -> bool:
-    return learner.kind == "torch" and learner.mesh.tensor * learner.mesh.expert > 1
+    mesh = learner.mesh
+    return learner.kind == "torch" and mesh.tensor * mesh.expert * mesh.pipeline > 1
 
 
 class LayersChecker(Worker):

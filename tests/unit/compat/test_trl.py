@@ -12,8 +12,10 @@ from antiphon.compat.trl import GRPOConfig, GRPOTrainer
 from antiphon.compat.trl.config import read_fields
 from antiphon.compat.trl.mapping import Sizes, map_fields
 from antiphon.compat.trl.options import FORMER, MAPPED, NO_EFFECT, REFUSED, render_table
+from antiphon.compat.trl.trainer import LOGGED
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import Message, Prompt, ScoreStatus
+from antiphon.record.metric_descriptions import METRICS
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.trl import TrlReward, check_functions
 from tests.raising import raises_with
@@ -110,6 +112,19 @@ def test_both_configurations_map_alike(make, tmp_path):
     assert (algorithm["advantage"], algorithm["aggregation"]) == ("dr_grpo", "sequence_mean_token_sum_norm")
     assert (algorithm["clip_low"], algorithm["clip_high"], algorithm["dual_clip"]) == (0.2, 0.28, 1.5)
     assert algorithm["kl"] == {"coefficient": 0.04} and found["checkpoint"]["every"] == 2
+
+
+@pytest.mark.parametrize(("schedule", "warmup"), [("constant", 0), ("constant_with_warmup", 5), ("linear", 5)])
+def test_the_constant_schedule_of_transformers_has_no_warmup(schedule, warmup):
+    fields = read_fields(GRPOConfig(lr_scheduler_type=schedule, warmup_steps=5))
+    optimizer = map_fields(fields, 100)["learner"]["optimizer"]
+    assert (optimizer["schedule"], optimizer["warmup_steps"]) == (schedule.partition("_")[0], warmup)
+
+
+def test_the_names_of_the_log_are_metrics_of_a_run():
+    """Also those of the divergence from the reference, in the loss and in the reward."""
+    assert set(LOGGED) <= set(METRICS)
+    assert {ours for ours, theirs in LOGGED.items() if theirs == "kl"} == {"learner/reference_kl", "reward/kl"}
 
 
 def test_epochs_become_steps_as_trl_counts_them():

@@ -1,6 +1,7 @@
 """Deltas on their way: joining some of them changes nothing for whoever reads them all."""
 
 import asyncio
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -140,3 +141,38 @@ def test_delta_without_all_logprobs_has_none(told):
 
     completion = asyncio.run(main())
     assert np.isnan(completion.logprobs).tolist() == [False, False, True, True]
+
+
+@pytest.mark.parametrize("before", [1, 2])
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_whoever_reads_along_sees_a_restart(before, after):
+    """However many deltas come before and after it at once."""
+
+    class Engine:
+        def forget(self, request):
+            pass
+
+    def delta(token, finish=None, restarted=False):
+        one = Delta.empty("r", finish=finish)
+        return replace(one, tokens=np.array([token], np.int32), logprobs=np.zeros(1, np.float32), restarted=restarted)
+
+    async def main():
+        request = GenerateRequest(id="r", tokens=np.zeros(1, np.int32), sampling=Sampling(max_tokens=9))
+        generation, seen = Generation(Engine(), request), []
+
+        async def read():
+            async for each in generation:
+                seen.append((int(each.tokens[0]), each.restarted))
+
+        reader = asyncio.create_task(read())
+        for number in range(before):
+            generation.receive(delta(number))
+        await asyncio.sleep(0.01)
+        for number in range(after):
+            generation.receive(delta(10 + number, restarted=not number))
+        generation.receive(delta(99, FinishReason.STOP))
+        await reader
+        return seen
+
+    seen = asyncio.run(main())
+    assert seen[before:] == [(10 + number, not number) for number in range(after)] + [(99, False)]

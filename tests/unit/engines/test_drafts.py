@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from antiphon.core.types import FinishReason, OnUpdate
+from antiphon.engines.native import drafts
 from antiphon.engines.native.drafts import HOPELESS, Drafter, GuessedStep
 from antiphon.engines.native.slots import SlotTable
 from tests.unit.engines.native_support import make_host, prompt
@@ -178,3 +179,31 @@ def test_requests_end_within_guessed_tokens():
     host.add("other", prompt(3, 20) + tokens[:3], max_tokens=5, temperature=1.0, seed=7)
     host.run()
     assert len(host.tokens("other")) == 5 and host.logprob_errors()[0].max() < TOLERANCE
+
+
+def test_request_ends_within_guessed_tokens_beside_one_with_stops():
+    """The rounds after its end have no sequence at all, and rules to check: those of the other request."""
+    host = make_host("llama", slots=2, draft_tokens=8)
+    host.add("first", prompt(3, 20), max_tokens=40, temperature=1.0, seed=7)
+    host.run()
+    tokens = host.tokens("first")
+    stop = next(stop for stop in range(24, 40) if tokens[stop] not in tokens[:stop])
+    host.add("beside", prompt(4, 9), max_tokens=120, stop_tokens=(tokens[stop],))
+    host.add("again", prompt(3, 20), max_tokens=40, temperature=1.0, seed=7, stop_tokens=(tokens[stop],))
+    host.run()
+    assert host.tokens("again") == tokens[: stop + 1]
+
+
+def test_no_more_is_remembered_than_allowed(monkeypatch):
+    monkeypatch.setattr(drafts, "MOST_TOKENS", 12)
+    monkeypatch.setattr(drafts, "MOST_TOKENS_OF_ALL", 30)
+    drafter, slot = Drafter(4, 32), np.array([0])
+    table = table_with([1, 2, 3, 4, *range(5, 45), 20, 21, 22])
+    assert not drafter.guess(table, slot), "20 21 22 came after the last token that is remembered"
+    table.tokens[0, 47:50], table.length[0] = [5, 6, 7], 50
+    assert drafter.guess(table, slot)[0].tolist()[:2] == [8, 9], "these came before it"
+    for number in range(5):
+        table = table_with([number, 2, 3, 4, *range(20)])
+        table.requests[0] = type("Request", (), {"id": f"r{number}"})()
+        drafter.guess(table, slot)
+    assert len(drafter._histories) == 3 and all(each.tokens == 12 for each in drafter._histories.values())

@@ -286,10 +286,16 @@ def test_a_critic_that_has_learned_nothing_says_nothing(model_directories):
     assert pack.loss_mask.any() and not values.any()
 
 
-def make_critic(directory, seed):
+def test_a_dense_critic_has_no_experts_to_balance(model_directories):
+    """The policy of its run has: the algorithm is the same."""
+    learner = make_critic(model_directories["llama"], 0, expert_balance=0.1)
+    assert "expert_balance" not in learner.step(critic_batch())
+
+
+def make_critic(directory, seed, **algorithm):
     critic = CriticConfig(optimizer={"learning_rate": 1e-2})
     found = CriticLearner(str(directory), LearnerConfig(), seed, critic)
-    found.begin(AlgorithmConfig(), critic.optimizer, 9)
+    found.begin(AlgorithmConfig(**algorithm), critic.optimizer, 9)
     return found
 
 

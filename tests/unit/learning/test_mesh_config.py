@@ -5,7 +5,16 @@ from itertools import accumulate
 
 import pytest
 from pydantic import ValidationError
-from transformers import GPT2Config, LlamaConfig, Phi3Config, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    GraniteConfig,
+    LlamaConfig,
+    Phi3Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from antiphon.core.errors import ConfigError, UnsupportedError
 from antiphon.learning.config import LearnerConfig
@@ -62,6 +71,7 @@ SMALL = {
     "num_key_value_heads": 2,
     "pad_token_id": None,
 }
+KINDS = ["sliding_attention", "full_attention"]
 
 
 @pytest.mark.parametrize(
@@ -73,6 +83,8 @@ SMALL = {
         (LlamaConfig(**SMALL, mlp_bias=True), {"tensor": 2}, "tensor", "down_proj"),
         (GPT2Config(n_embd=32, n_head=4, n_layer=2), {"tensor": 2}, "tensor", "GPT2"),
         (GPT2Config(n_embd=32, n_head=4, n_layer=2), {"shard": 2, "expert": 2}, "expert", "GPT2"),
+        (Gemma3TextConfig(**SMALL, head_dim=8, layer_types=KINDS), {"pipeline": 2}, "pipeline", "rotary"),
+        (GraniteConfig(**SMALL, embedding_multiplier=12.0), {"pipeline": 2}, "pipeline", "embedding_multiplier"),
     ],
 )
 def test_indivisible_layers_are_named_before_the_start(tmp_path, config, mesh, axis, layer):
@@ -89,6 +101,9 @@ def test_indivisible_layers_are_named_before_the_start(tmp_path, config, mesh, a
     [
         (Qwen3Config(**SMALL, attention_bias=False), {"tensor": 2}),
         (Qwen3MoeConfig(**SMALL, num_experts=4), {"shard": 2, "expert": 2}),
+        (Gemma2Config(**SMALL, head_dim=8, layer_types=KINDS), {"pipeline": 2}),
+        (Gemma3TextConfig(**SMALL, head_dim=8, layer_types=KINDS[:1] * 2), {"pipeline": 2}),
+        (GraniteConfig(**SMALL, embedding_multiplier=1.0), {"pipeline": 2}),
     ],
 )
 def test_layers_that_can_be_divided_are_not(tmp_path, config, mesh):

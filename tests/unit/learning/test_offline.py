@@ -1,6 +1,9 @@
 """Learners of pairs and of a teacher: their gradients are those of plain forwards of transformers, however packs are cut."""
 
+import asyncio
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,10 +17,11 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.distillation_losses import DIVERGENCES
 from antiphon.algorithms.offline_config import DistillationConfig, PreferenceConfig
 from antiphon.core.types import PAIR, REFERENCE_LOGPROBS, TrainBatch
-from antiphon.learning.config import LearnerConfig, OptimizerConfig
+from antiphon.learning.config import LearnerConfig, LoraConfig, OptimizerConfig
 from antiphon.learning.data_samples import make_pair, make_response, make_scored_pair, pair_mean_batch, token_mean_batch
 from antiphon.learning.objectives.distill import DistillationLearner, Teacher
 from antiphon.learning.objectives.pairs import PreferenceLearner, RewardLearner
+from antiphon.offline.run import Offline
 
 from .conftest import VOCABULARY
 from .test_gradient import in_double, relative
@@ -287,6 +291,22 @@ def test_half_precision_and_checkpointing_come_near_it(model_directories):
         found, near = (gradient_of(each, batch) for each in (learner, other))
         assert near[0] == pytest.approx(found[0], rel=0.05)
         assert relative(near[1], found[1]) < 0.1
+
+
+def test_a_teacher_gets_no_adapters():
+    """It is not trained, and may have none of the layers that the student's adapters are for."""
+    spawned = {}
+    run = SimpleNamespace(
+        config=SimpleNamespace(learner=LearnerConfig(lora=LoraConfig(rank=2, targets=("mine",))), seed=0),
+        cluster=SimpleNamespace(
+            spawn=lambda name, kind, path, settings, *more, place: spawned.update({name: settings})
+        ),
+        placement=SimpleNamespace(place=lambda name, rank: None),
+        workers=[],
+    )
+    for name in ("learner", "teacher"):
+        asyncio.run(Offline.spawn(run, name, "module:Kind", Path("model")))
+    assert spawned["teacher"] == spawned["learner"].model_copy(update={"lora": None}) != spawned["learner"]
 
 
 def test_a_pair_is_never_split(model_directories):

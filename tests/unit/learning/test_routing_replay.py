@@ -141,6 +141,14 @@ def test_the_balance_of_experts_is_a_mean_over_sequences(mixture):
     assert one["expert_balance"] >= 1 - 1e-6  # 1 if experts are used alike
 
 
+def test_no_balance_is_kept_of_a_pass_without_gradient(mixture):
+    learner = make_learner(mixture)
+    learner.begin(AlgorithmConfig(expert_balance=0.5), OptimizerConfig(), 1)
+    _, packs = pack_samples([make_sample(np.random.default_rng(3), 16, AttemptId(0, 0, 0))], 24)
+    learner.predict(packs)
+    assert not learner._balances
+
+
 def test_samples_without_advantage_count_for_the_balance():
     needs_none = built_in_declaration(LOSSES, "ppo_clip")
     assert AlgorithmConfig().skips_zero_advantage(needs_none)
