@@ -33,7 +33,7 @@ def _files(path: str, split: str, suffix: str) -> list[Path]:
     if place.is_dir():
         name = re.compile(rf"{re.escape(split)}([-_.]\d.*)?{re.escape(suffix)}")
         found = sorted(file for file in place.iterdir() if name.fullmatch(file.name))
-    elif place.is_file() and split != "train" and split not in place.name:  # the default is no choice
+    elif place.is_file() and split != "train" and not _is_word_of(split, place.name):  # the default is no choice
         message = (
             f"{split!r} is no part of a single file: {path} would be read whole; name a directory, or leave it out"
         )
@@ -42,6 +42,11 @@ def _files(path: str, split: str, suffix: str) -> list[Path]:
         wanted = place / f"{split}{suffix}" if place.is_dir() else place
         raise DataError(f"there is no file {wanted}", path=wanted)
     return found
+
+
+def _is_word_of(split: str, name: str) -> bool:
+    """Return True for `test` in `my_test.jsonl`, but not in `latest.jsonl`."""
+    return re.search(rf"(?<![^\W_]){re.escape(split)}(?![^\W_])", name) is not None
 
 
 DIGESTED_ROWS_OF_A_STREAM = 1000

@@ -1,7 +1,7 @@
 """Formats of tool calls by name: `hermes`, also used by Qwen2.5 and Qwen3, and `qwen3_coder`.
 
 Any response can be parsed; text that looks like a call and is none becomes a problem and is never guessed at. A `<think>` block
-at the beginning is not parsed.
+at the beginning is not parsed, whether the response or the chat template opened it.
 """
 
 import json
@@ -17,7 +17,8 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 Schema = Mapping[str, Any]  # JSON schema of an object
 
-_THOUGHT = re.compile(r"\s*<think>.*?(?:</think>|\Z)", re.DOTALL)
+# Without its first tag if the chat template has written that. Then it holds no call: `</think>` may stand in an argument.
+_THOUGHT = re.compile(rf"\s*+(?:<think>.*?(?:</think>|\Z)|(?:(?!<think>|{OPEN}).)*?</think>)", re.DOTALL)
 
 
 class ParsedResponse(NamedTuple):
@@ -55,7 +56,7 @@ TOOL_FORMATS = Registry(
 
 
 def strip_thinking(text: str) -> str:
-    """Remove a `<think>` block at the beginning of a text.
+    """Remove a `<think>` block at the beginning of a text; its first tag may be absent.
 
     >>> strip_thinking("<think>Or 5?</think> 4")
     '4'

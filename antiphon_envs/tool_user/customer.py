@@ -1,6 +1,7 @@
 """A customer who answers by a script."""
 
 import re
+from collections.abc import Collection
 
 from antiphon_envs.tool_user.cases import Case
 from antiphon_envs.tool_user.shop import RETURN_DAYS
@@ -16,9 +17,10 @@ TOPICS = {  # by topic: the pattern of a question about it; all topics of a ques
 _CONFIRM = re.compile(r"\bconfirm|\bgo ahead\b|\bproceed\b|\bshall i\b|\bagree\b")
 
 
+_NOT_YET = "".join(rf"(?<!{no} {rest})" for no in (" not", "sn't") for rest in ("", "yet ", "been ", "yet been "))
 _WORDINGS = {  # patterns of facts that are not amounts
     "cannot": r"cannot|can'?t|can not|unable|impossible|not (possible|allowed|able|eligible|permitted)",
-    "shipped": r"shipped|on its way",
+    "shipped": rf"{_NOT_YET}(?:shipped|on its way)",
     "stock": r"stock|sold out|unavailable|not available",
     f"{RETURN_DAYS} days": rf"{RETURN_DAYS}[- ]days?",
 }
@@ -32,6 +34,15 @@ def mentions_fact(fact: str, message: str) -> bool:
     """
     text = message.lower().replace(",", "").replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
     return re.search(rf"(?<![\w.])({_WORDINGS.get(fact, re.escape(fact))})(?!\w|\.[1-9]|\.\d[1-9])", text) is not None
+
+
+def mentions_other_reason(facts: Collection[str], message: str) -> bool:
+    """Return True if a message gives a reason for a refusal that is not among these facts.
+
+    >>> mentions_other_reason(("cannot", "shipped"), "I cannot: it is shipped or out of stock.")
+    True
+    """
+    return any(mentions_fact(reason, message) for reason in _WORDINGS.keys() - {"cannot", *facts})
 
 
 class ScriptedCustomer:

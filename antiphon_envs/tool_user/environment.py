@@ -1,7 +1,8 @@
 """Customer service with tools, in the spirit of tau-bench (Yao et al., 2024), with its own shop and a scripted customer.
 
 The reward is 1 if the database ends in the right state, the customer was told what the rules ask for, and no rule was broken;
-else 0.
+else 0. What the customer is told counts once the order was looked up; a message that gives another reason for a refusal than
+the case has takes back what was told before.
 """
 
 import functools
@@ -19,7 +20,7 @@ from antiphon.tasks.environments.base import BaseEnvironment, EnvironmentConfig
 from antiphon.tasks.environments.tools.toolbox import Tool, Toolbox, ToolError, render_result, render_tool_responses
 from antiphon.tasks.tool_calls import TOOL_FORMATS, strip_thinking
 from antiphon_envs.tool_user.cases import draw_case
-from antiphon_envs.tool_user.customer import ScriptedCustomer, mentions_fact
+from antiphon_envs.tool_user.customer import ScriptedCustomer, mentions_fact, mentions_other_reason
 from antiphon_envs.tool_user.expert import END, QUESTIONS, Progress, next_action
 from antiphon_envs.tool_user.shop import CHANGES, READS, RULES, Shop
 
@@ -108,8 +109,11 @@ class ToolUser(BaseEnvironment):
 
     def _say(self, message: str) -> str:
         """Return the customer's answer to a message."""
-        facts = self._case.request.facts
-        self._progress.told.update(fact for fact in facts if mentions_fact(fact, message))
+        facts, told = self._case.request.facts, self._progress.told
+        if "cannot" in facts and mentions_other_reason(facts, message):
+            told.clear()  # who lists all reasons has found out none; it can be put right
+        elif self._case.number in self._progress.seen:  # of an order that was not looked up, it is a guess
+            told.update(fact for fact in facts if mentions_fact(fact, message))
         answer = self._customer.answer(message)
         self._progress.confirmed = self._customer.agreed
         return answer

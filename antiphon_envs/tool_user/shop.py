@@ -20,7 +20,8 @@ RULES = f"""You serve the customers of a shop. These are its rules:
 4. An item of a delivered order can be returned up to {RETURN_DAYS} days after its delivery. Tell the amount that is refunded.
 5. An item of a pending order can be exchanged for another variant of the same product that is in stock. Tell its price.
 6. The address of an order can be changed while it is pending.
-7. Whatever else a customer asks for: say that it cannot be done, and why. If the reason is the state of the order, name it.
+7. Whatever else a customer asks for: look at the order, then say that it cannot be done, and why. If the reason is the state of
+   the order, name it. Name no reason that does not hold.
 Amounts are whole dollars."""
 
 

@@ -36,7 +36,9 @@ T = TypeVar("T")
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 START_WAIT_SECONDS = 1.0  # that a start request waits, so that most clients need not ask again
 SWEEP_SECONDS = 1.0  # between two checks for idle sandboxes
-MAX_ENDED = 1000  # ended sandboxes that can still be asked about; older ones are forgotten
+MAX_ENDED = (
+    1000  # ended sandboxes that can still be asked about, beside those whose files are kept; others are forgotten
+)
 
 
 class Sandboxes:
@@ -195,7 +197,8 @@ class Sandboxes:
             sandbox.enter(State.RUNNING, "alive")
             backend.ended.add_done_callback(lambda _: self._on_backend_lost(sandbox, backend))
         finally:
-            sandbox.starting = None
+            if sandbox.starting is asyncio.current_task():  # not a restart that began while this one was closed
+                sandbox.starting = None
 
     async def _provision(self, sandbox: Sandbox) -> ShellSandbox:
         """Give a sandbox a backend and, on restart, its files."""
@@ -254,11 +257,17 @@ class Sandboxes:
             sandbox.enter(State.DELETED, event)
 
     def _forget_old(self) -> None:
-        """Forget sandboxes that ended long ago, so that the list stays bounded."""
+        """Forget sandboxes so that the list stays bounded: deleted ones first, never one whose files are still to be kept."""
         ended = [sandbox for sandbox in self.all() if not sandbox.live and sandbox.backend is None]
-        for sandbox in ended[: max(0, len(ended) - MAX_ENDED)]:
+        old = [sandbox for sandbox in ended if sandbox.snapshot is None or self._is_kept_long_enough(sandbox)]
+        old.sort(key=lambda sandbox: (sandbox.state is not State.DELETED, sandbox.history[-1].at))
+        for sandbox in old[: max(0, len(ended) - MAX_ENDED)]:
             self._delete(sandbox, "forgotten")
             del self._all[sandbox.id]
+
+    def _is_kept_long_enough(self, sandbox: Sandbox) -> bool:
+        stopped = sandbox.since(State.STOPPED) if sandbox.state is State.STOPPED else None
+        return stopped is not None and time.time() - stopped > self._keep_seconds(sandbox)
 
     def _keep_seconds(self, sandbox: Sandbox) -> float:
         limit = self.config.stopped_minutes * 60
@@ -273,8 +282,7 @@ class Sandboxes:
                     continue
                 if self._is_idle_too_long(sandbox):
                     self._tasks.create_task(self._stop_idle(sandbox))
-                stopped = sandbox.since(State.STOPPED) if sandbox.state is State.STOPPED else None
-                if stopped is not None and time.time() - stopped > self._keep_seconds(sandbox):
+                if self._is_kept_long_enough(sandbox):
                     self._delete(sandbox, "kept long enough")
             await asyncio.sleep(SWEEP_SECONDS)
 

@@ -17,7 +17,7 @@ PORT = 3128  # of the forwarder inside
 PROXIES = dict.fromkeys(("http_proxy", "https_proxy"), f"http://127.0.0.1:{PORT}")  # environment variables inside
 LONGEST_HEAD = 1 << 15  # bytes of a request line and headers
 HEAD_SECONDS = 30.0  # for the head to arrive and the connection to be made
-IDLE_SECONDS = 300.0  # without new bytes, after which a connection is closed
+IDLE_SECONDS = 300.0  # without new bytes either way, after which a connection is closed
 MOST_CONNECTIONS = 32  # at once
 
 # The forwarder's program. It returns as soon as it listens, and continues in a process of its own.
@@ -102,7 +102,10 @@ class Egress:
                     out.write(head)
                 else:
                     await _answer(writer, "200 connected")
-            await asyncio.gather(_copy(reader, out), _copy(back, writer))
+            async with asyncio.timeout(
+                IDLE_SECONDS
+            ) as idle:  # one for both ways: a download has nothing to say for long
+                await asyncio.gather(_copy(reader, out, idle), _copy(back, writer, idle))
         except ValueError as error:
             await _answer(writer, f"400 {error}")
         except (OSError, EOFError, asyncio.LimitOverrunError):  # one end is gone or silent
@@ -141,11 +144,9 @@ async def _answer(writer: asyncio.StreamWriter, line: str) -> None:
         await writer.drain()
 
 
-async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    while True:
-        async with asyncio.timeout(IDLE_SECONDS):
-            if not (content := await source.read(1 << 16)):
-                break
-            target.write(content)
-            await target.drain()
+async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter, idle: asyncio.Timeout) -> None:
+    while content := await source.read(1 << 16):
+        target.write(content)
+        await target.drain()
+        idle.reschedule(asyncio.get_running_loop().time() + IDLE_SECONDS)
     target.write_eof()

@@ -10,6 +10,7 @@ after its command has ended is dropped. As in a terminal, the shell reports on s
 """
 
 import asyncio
+import signal
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from antiphon.sandbox.sessions.command import STDERR, STDOUT, Command, OutputCal
 from antiphon.sandbox.sessions.shell import GRACE_SECONDS, STOP_SECONDS, Shell
 from antiphon.sandbox.sessions.shell_sandbox import ShellSandbox
 
-SIGNALLED = 128  # a shell reports a process that a signal ended by an exit code above this one
+SIGNALLED = 128  # a shell reports a process that a signal ended by the signal's number above this exit code
 MAX_BACKGROUND = 16  # ended commands whose background jobs may still write; beyond it, the oldest job gets SIGPIPE
 
 
@@ -157,7 +158,7 @@ class Session:
         if command.dropped:
             detail.append(f"{command.dropped} bytes of output were dropped")
         if status is Status.OK:
-            if ended and (code is None or code > SIGNALLED):
+            if ended and (code is None or code - SIGNALLED in signal.valid_signals()):
                 status, code = Status.KILLED, None
             elif command.dropped:
                 status = Status.OUTPUT_LIMIT

@@ -1,7 +1,7 @@
 """Find the answer in a response, and the right answer in a payload."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 import regex
@@ -90,23 +90,26 @@ MOST_CHARACTERS = 200_000  # at the end of a response, in which its answer is lo
 MOST_STATEMENTS = 20  # the last ones of a response are read
 MOST_STATEMENT_CHARACTERS = 1_000
 _MARKER = re.compile(  # begins with one class of characters, which lets `re` search fast
-    r"[aocAOC#](?:(?<!\w[aocAOC])(?i:(?<=a)nswer|(?<=o)ption|(?<=c)hoice)\b\**\s*(?i:is\b|:|=)[\s:*=]*+(?i:(?!not\b))"
+    r"[aocAOC#](?:(?<!\w[aocAOC])(?i:(?<=a)nswer|(?<=o)ption|(?<=c)hoice)\b\**\s*(?i:is\b|:|=)[\s:*=]*+"
     r"|(?<=#)###\s*)"
 )
 _END_OF_SENTENCE = re.compile(r"\.(?=\s|$)")
 
 
-def answer_statements(text: str) -> list[str]:
+def answer_statements(text: str, answers: Iterable[str] = ()) -> list[str]:
     r"""Return the statements of an answer, the last first.
 
     They are the content of the last `\boxed{…}`, and what follows "answer is", "answer:" (or option, choice) or "####", up to
-    the end of the sentence or the line.
+    the end of the sentence or the line. What follows and begins with "not" is left out, unless it begins with one of the
+    possible `answers`.
     """
+    known = "|".join(re.escape(answer) for answer in answers if answer[:3].casefold() == "not")
+    denied = re.compile(rf"(?!(?:{known})(?!\w))not\b" if known else r"not\b", re.IGNORECASE)
     text = text[-MOST_CHARACTERS:]
     place, content = _last_box(text)
     found = [(place, content)] if place >= 0 else []
-    markers = list(_MARKER.finditer(text))[-MOST_STATEMENTS:]
-    found += [(marker.start(), _sentence(text, marker.end())) for marker in markers]
+    markers = [each for each in _MARKER.finditer(text) if not denied.match(text, each.end())]
+    found += [(marker.start(), _sentence(text, marker.end())) for marker in markers[-MOST_STATEMENTS:]]
     return [statement for _, statement in sorted(found, reverse=True)]
 
 

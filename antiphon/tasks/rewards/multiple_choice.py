@@ -17,6 +17,13 @@ from antiphon.tasks.rewards.extract import answer_statements, ground_truth, zero
 
 _MARKUP = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed)\b|[${}*_`\"“”\\]")
 
+_PUNCTUATION = " \t().:;,!?"
+_LEADING = re.compile(r"(?:[ \t():;,!?]|\.(?!\d))*")  # punctuation, but not the point of ".5"
+_MINUS = re.compile(r"[\N{MINUS SIGN}\ufe63\uff0d\u207b]|[\N{EN DASH}\u2010\u2011](?=\d)")
+# What makes another number of an option that begins or ends with a digit.
+_GOES_ON_BEFORE = re.compile(r"(?:[-+.]|[/^%√×÷·±≤≥]\s*|\d[,:]|\d\s*[-+]\s*|\b(?:minus|negative)\s*)$", re.IGNORECASE)
+_GOES_ON_BEHIND = re.compile(r"\s*[/^%√×÷·]|[-+]\w|[.,:]\d|\s*[-+]\s*\d")
+
 _OPTION = "\0"  # stands for an option that a statement names
 _DENIALS = (
     r"not|never|neither|none|nor|cannot|except|but|other than|unlike|rul(?:e|es|ed|ing) out|(?:is|are|was|ca|wo|could)n['’]?t"
@@ -57,7 +64,8 @@ def multiple_choice(
     options = _options(prompt, choices)
     right = _right_label(prompt, answer, options)
     only = _only_option((transcript.response.strip().splitlines() or [""])[-1], options)
-    for named in (only, *(_named(statement, options) for statement in answer_statements(transcript.response))):
+    statements = answer_statements(transcript.response, options.values())
+    for named in (only, *(_named(statement, options) for statement in statements)):
         if len(named) == 1:
             return Score.of(named == {right})
         if named:
@@ -90,8 +98,9 @@ def _right_label(prompt: Prompt, key: str, options: Options) -> str:
 
 
 def _strip_markup(text: str) -> str:
-    """Remove the markup of Markdown and LaTeX and surrounding punctuation."""
-    return _MARKUP.sub("", text).strip(" \t().:;,!?").casefold()
+    """Remove the markup of Markdown and LaTeX and surrounding punctuation; write each minus as `-`."""
+    bare = _MINUS.sub("-", _MARKUP.sub("", text)).rstrip(_PUNCTUATION)
+    return _LEADING.sub("", bare, count=1).casefold()
 
 
 def _only_option(text: str, options: Options) -> set[str]:
@@ -111,12 +120,27 @@ def _named(statement: str, options: Options) -> set[str]:
         return only
     if _DENYING_SIGN.search(statement):
         return set(options)
-    named, rest = set(), _MARKUP.sub("", statement)
+    named, rest = set(), _MINUS.sub("-", _MARKUP.sub("", statement))
     for label, option in sorted(options.items(), key=lambda item: -len(item[1])):  # "Paris, Texas" before "Paris"
         if option:
-            rest, count = re.subn(rf"(?<!\w){re.escape(option)}(?!\w)", _OPTION, rest, flags=re.IGNORECASE)
-            named |= {label} if count else set()
+            pattern = rf"(?<!\w){re.escape(option)}(?!\w)"
+            rest, found = _mark(re.compile(pattern, re.IGNORECASE), rest)
+            named |= {label} if found else set()
     for label in filter(rest.__contains__, options):
-        rest, count = re.subn(rf"(?<![\w'’°-]){re.escape(label)}(?![\w'’+#-])", _OPTION, rest)
-        named |= {label} if count else set()
+        rest, found = _mark(re.compile(rf"(?<![\w'’°-]){re.escape(label)}(?![\w'’+#-])"), rest)
+        named |= {label} if found else set()
     return set(options) if named and _REFUSED.search(rest) else named
+
+
+def _mark(option: re.Pattern[str], text: str) -> tuple[str, bool]:
+    """Put the mark of an option in place of it, unless it is a part of another number, and return whether it was found."""
+
+    def mark(found: re.Match[str]) -> str:
+        first, last = found[0][0], found[0][-1]
+        part = (first.isdigit() and _GOES_ON_BEFORE.search(text[: found.start()])) or (
+            last.isdigit() and _GOES_ON_BEHIND.match(text, found.end())
+        )
+        return found[0] if part else _OPTION
+
+    marked = option.sub(mark, text)
+    return marked, marked != text

@@ -125,14 +125,23 @@ def reasoning_gym(
     given = last_match(pattern, transcript.response)
     if given is None:
         return zero_score("nothing in the response matches the pattern")
-    row, right = prompt.payload, str(prompt.payload["answer"])
+    score = score_answer(given, prompt.payload, _dataset(json.dumps(prompt.payload["dataset"], sort_keys=True)))
+    value = score.value
+    return score if partial_credit or value is None or value >= 1.0 else replace(score, value=0.0)
+
+
+def score_answer(given: str, row: Mapping[str, Any], grader: Any) -> Score:
+    """Score an answer to the problem `row` by the dataset `grader`, behind the checks that its text and its score need.
+
+    `row` is an entry of the dataset, with the settings that the dataset was made by as `dataset`.
+    """
+    right = str(row["answer"])
     name = row.get("metadata", {}).get("source_dataset", row["dataset"]["name"])
     if problem := _unreadable(given, right, name):
         return zero_score(problem)
     if name in _NUMERIC:
-        plain = replace(prompt, payload={"answer": right})
+        plain = Prompt(id=name, task=name, messages=(), payload={"answer": right})
         return numeric(plain, Transcript((Message("assistant", given),)), require_marker=False)
-    grader = _dataset(json.dumps(row["dataset"], sort_keys=True))
     try:
         value = float(grader.score_answer(given, row))
     except Exception as error:  # noqa: BLE001 - named boundary: the library's code, on a model's text
@@ -143,7 +152,7 @@ def reasoning_gym(
         return zero_score(problem)
     if value >= 1.0 and given.strip() != right and value <= grader.score_answer(NONSENSE, row):
         return zero_score("the dataset's grader accepts any answer, and this is not the right one")
-    return Score.of(value if partial_credit or value >= 1.0 else 0.0, partial=value)
+    return Score.of(value, partial=value)
 
 
 def _unreadable(given: str, right: str, name: str) -> str:

@@ -16,7 +16,8 @@ from typing import Any
 
 from antiphon.core.types import Prompt, Score
 from antiphon.tasks.base import Transcript
-from antiphon.tasks.rewards.extract import ground_truth, last_match, zero_score
+from antiphon.tasks.rewards.extract import ground_truth, zero_score
+from antiphon.tasks.rewards.fences import last_block
 
 Row = tuple[Any, ...]
 
@@ -33,7 +34,9 @@ _DENIED = frozenset({"random", "randomblob", "load_extension", "fts3_tokenizer"}
 # One step of these takes as long as the width in the format says. They are allowed where the right query uses them.
 _FORMATTING = frozenset({"printf", "format"})
 
-_BLOCK = r"```(?i:sql|sqlite)?\s*\n(.*?)```"
+_TAGS = frozenset(
+    {"sql", "sqlite", "sqlite3", "mysql", "mariadb", "postgresql", "postgres", "psql", "tsql", "plsql", "duckdb"}
+)
 _TOKEN = re.compile(
     r"""'(?:[^']|'')*+'|"(?:[^"]|"")*+"|`[^`]*+`|\[[^\]]*+\]|--[^\n]*+|/\*.*?\*/|[()]|\w++|\S""", re.DOTALL
 )
@@ -55,18 +58,18 @@ def sql(
 ) -> Score:
     """Return 1 if the response's query finds the same rows as the payload's `answer` in each of the payload's `databases`.
 
-    The query is the last code block of the response, or all of it. A database is a script that makes tables and rows; several,
-    with different rows, tell a right query from one that is right by luck. Rows are compared as a multiset, in order only if
-    the right query orders them at its top level, where ties are in the order of the right query. Columns are compared in order
-    whatever their names, or with `columns_in_order: false` in the best order. Numbers are compared to 9 digits. A query that
-    does not run, takes more than `steps` or finds more than `rows` earns 0. The part `databases` is the share of databases in
-    which the query is right.
+    The query is the last code block of SQL in the response, else the last without a language, or all of the response. A
+    database is a script that makes tables and rows; several, with different rows, tell a right query from one that is right by
+    luck. Rows are compared as a multiset, in order only if the right query orders them at its top level, where ties are in the
+    order of the right query. Columns are compared in order whatever their names, or with `columns_in_order: false` in the best
+    order. Numbers are compared to 9 digits. A query that does not run, takes more than `steps` or finds more than `rows` earns
+    0. The part `databases` is the share of databases in which the query is right.
 
     Raises:
         ValueError: The right query or a script fails, or the right query finds nothing in any database.
     """
     right, scripts = ground_truth(prompt, answer), _scripts(prompt, databases)
-    query = last_match(_BLOCK, transcript.response) or transcript.response.strip()
+    query = (last_block(transcript.response, _TAGS) or transcript.response).strip()
     ordered = orders(right)
     denied = _DENIED | (_FORMATTING - {token.lower() for token in _TOKEN.findall(right)})
     matches, found_any, problem = [], False, ""

@@ -67,6 +67,32 @@ def test_chance_wins_almost_nothing():
     assert np.mean(rewards) <= 0.04
 
 
+ALL_REASONS = f"I cannot: it is shipped, out of stock, and {RETURN_DAYS} days are over."
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        [ALL_REASONS],
+        ["I cannot.", "It is shipped.", "Out of stock.", f"{RETURN_DAYS} days are over."],
+        [f"{RETURN_DAYS} days are over.", "Out of stock.", "I cannot, it is shipped."],
+        ["Total: " + " ".join(map(str, range(1000)))],
+    ],
+)
+def test_a_policy_that_looks_at_nothing_wins_nothing(texts):
+    for seed in SEEDS:
+        assert play(seed, *texts, end())[0] == 0.0
+
+
+def test_a_refusal_has_the_reason_of_the_case_alone():
+    for seed in SEEDS:
+        if "cannot" in CASES[seed].request.facts:
+            assert play(seed, *asked(seed), ALL_REASONS, end())[0] == 0.0
+            assert play(seed, *asked(seed), told(seed), ALL_REASONS, end())[0] == 0.0
+            assert play(seed, *asked(seed), ALL_REASONS, told(seed), end())[0] == 1.0
+            assert play(seed, told(seed), *asked(seed), end())[0] == 0.0  # guessed
+
+
 def test_the_seed_alone_decides():
     assert [converse(seed, ToolUser.expert) for seed in range(9)] == [
         converse(seed, ToolUser.expert) for seed in range(9)
@@ -235,6 +261,10 @@ def test_thoughts_are_not_heard():
         ("30 days", "a 30-day limit", True),
         ("cannot", "I can’t do that", True),
         ("cannot", "I can do that", False),
+        ("shipped", "It has been shipped.", True),
+        ("shipped", "I can't, shipped.", True),
+        ("shipped", "It hasn’t been shipped.", False),
+        ("shipped", "It is not yet on its way.", False),
     ],
 )
 def test_facts(fact, message, expected):

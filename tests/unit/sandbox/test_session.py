@@ -186,6 +186,8 @@ ENDINGS = {
     "exec true": (Status.OK, 0),
     "set -e; false; echo no": (Status.ERROR, 1),
     "kill -9 $$": (Status.KILLED, None),
+    "exit 200": (Status.ERROR, 200),
+    "exit 255": (Status.ERROR, 255),
     "trap 'echo trapped' EXIT; exit 4": (Status.ERROR, 4),
     "exec /usr/bin/env sh -c 'exit 5'": (Status.ERROR, 5),
 }

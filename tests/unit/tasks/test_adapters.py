@@ -215,6 +215,25 @@ def test_the_last_answer_counts():
 
 @pytest.mark.reasoning_gym
 @pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("countdown", "__import__('sys').modules.update(ran=1)"),  # the library's grader would evaluate it
+        ("simple_integration", "__import__('sys').modules.update(ran=1)"),
+        ("binary_matrix", "[__import__('sys').modules.update(ran=1)]"),
+        ("gsm_symbolic", "-{right}"),  # the library's grader reads no sign
+        ("prime_factorization", "no number"),  # the library's grader raises
+    ],
+)
+def test_answers_that_the_graders_of_the_library_must_not_see(name, answer):
+    world = ReasoningGym(name=name, tries=1)
+    world.reset(0)
+    _, reward, terminated, _, info = world.step(answer.format(right=world.expert() if "{" in answer else ""))
+    assert (reward < 0.5, terminated, info["success"]) == (True, True, False) and "ran" not in sys.modules
+    assert success_rate(lambda: ReasoningGym(name=name), expert, 2) == 1.0
+
+
+@pytest.mark.reasoning_gym
+@pytest.mark.parametrize(
     ("options", "key"),
     [
         ({"name": "leg_countng"}, "name"),

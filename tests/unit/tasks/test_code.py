@@ -32,9 +32,32 @@ def judge():
         reward.close()
 
 
-def test_the_last_block_is_the_program():
-    assert code_of("say\n```python\na\n```\nno:\n```\nb\n```") == "b\n"
-    assert code_of("def f(): pass") == "def f(): pass"
+@pytest.mark.parametrize(
+    ("response", "code"),
+    [
+        ("def f(): pass", "def f(): pass"),
+        ("```python\nunclosed", "```python\nunclosed"),
+        ("say\n```python\na\n```\nno:\n```py\nb\n```", "b\n"),
+        ("say\n```\na\n```\nno:\n```\nb\n```", "b\n"),
+        ("```bash\npip install x\n```\nThen:\n```python\na\n```", "a\n"),
+        ("```python\na\n```\nExample run:\n```text\n6\n```\nand\n```text\n8\n```", "a\n"),
+        ("```python\na\n```\nIt prints\n```\n6\n```", "a\n"),
+        ("```python\na\n```\n```\nunclosed", "a\n"),
+        ("```text\n6\n```\n```\na\n```", "a\n"),
+        ("```python3\na\n```", "a\n"),
+        ("```Python\r\na\r\n```\r\n", "a\r\n"),
+        ('```{.python} title="x"\na\n```', "a\n"),
+        ("~~~python\na\n```\nb\n~~~", "a\n```\nb\n"),
+        ("````python\na\n```\nb\n````", "a\n```\nb\n"),
+        ("1. So:\n   ```python\n   if a:\n\n       b\n   ```", "if a:\n\n    b\n"),
+        ("1. ```python\n   if a:\n       b\n   ```", "if a:\n    b\n"),
+        ("So: ```python\n  a\n```", "  a\n"),
+        ("```python\na\nb```", "a\nb\n"),
+        ("I use ```text here\n```python\na\n```", "a\n"),
+    ],
+)
+def test_the_last_block_of_python_is_the_program(response, code):
+    assert code_of(response) == code
 
 
 def test_whole_programs(judge):

@@ -61,7 +61,8 @@ def test_overlaps_are_those_of_searching_texts_in_texts(questions: list[str], te
     for number, text in enumerate(texts):
         for other in others:
             size = min(n, len(other))
-            if size >= min(4, n) and any(other[at : at + size] in text for at in range(len(other) - size + 1)):
+            parts = [other[at : at + size] for at in range(len(other) - size + 1)]
+            if text == other or (size >= min(4, n) and any(part in text for part in parts)):
                 expected.add(number)
     assert {each.row for each in find_overlaps(questions, tests, n)} == expected
 
@@ -69,6 +70,40 @@ def test_overlaps_are_those_of_searching_texts_in_texts(questions: list[str], te
 def test_words_are_compared_without_case_accents_and_punctuation() -> None:
     assert words_of("Où est-ce, l'ÉTÉ?") == words_of("ou est-ce l ete")
     assert words_of("2+3=5") == ("2", "+", "3", "=", "5") != words_of("2-3=5")
+    assert words_of("“What is 5!?” he said…") == words_of("what is 5! he said.")
+    assert words_of("１−２？") == words_of("1 - 2") and words_of("(1,2)") == words_of("( 1, 2 )")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("(2+3)*4", "2+(3*4)"),
+        ("5!", "5"),
+        ("(2n)! / n", "(2n) / n"),
+        ("求n!", "求n"),
+        ("10²", "102"),
+        ("x₁", "x1"),
+        ("1.5+2", "1,5+2"),
+        ("3:4", "3 4"),
+        ("3≤4", "3≥4"),
+        ("a≠b", "a=b"),
+        ("a != b", "a = b"),
+        ("50%", "50"),
+        ("f'(2)", "f(2)"),
+        ("か", "が"),
+    ],
+)
+def test_symbols_tell_questions_apart(one: str, other: str) -> None:
+    assert not find_duplicates([f"What is {one}?", f"What is {other}?"])
+    assert find_duplicates([f"What is {one}?", f"what is {one}"]) == {1: 0}
+
+
+def test_no_question_is_left_of_a_set_without_itself(tmp_path: Path) -> None:
+    questions = ["中国的首都是哪里？", "Define entropy.", "5!", "What is the capital of France?", "你好"]
+    file = write(tmp_path / "a.jsonl", *({"prompt": question} for question in questions))
+    assert "0 of 5 rows" in run("clean", file, "--against", file, "--out", tmp_path / "b.jsonl")
+    long = "小明有五个苹果，他给了小红两个苹果，请问小明还剩下几个苹果"  # without a space
+    assert [each.row for each in find_overlaps([f"题目：{long}？", "小明有五个梨"], [f"{long}。为什么"])] == [0]
 
 
 def test_clean_removes_copies_and_test_questions(tmp_path: Path) -> None:
@@ -94,6 +129,18 @@ def test_split_keeps_equal_questions_together_and_has_the_shares(tmp_path: Path)
     assert all(split_of(f"what IS {row['n']}+1", shares) == name for name, rows in parts.items() for row in rows)
     # A larger share of test questions takes some from the others, and gives back none.
     assert all(split_of(f"What is {row['n']} + 1?", {"test": 0.4}) == "test" for row in parts["test"])
+
+
+def test_split_leaves_no_part_of_an_earlier_one(tmp_path: Path) -> None:
+    rows = [{"prompt": f"What is {n} + 1?"} for n in range(40)]
+    file, parts = write(tmp_path / "a.jsonl", *rows), tmp_path / "new" / "parts"
+    run("split", file, "--out", parts, "--test", "0.3", "--validation", "0.3")
+    assert (parts / "validation.jsonl").exists()
+    said = run("split", file, "--out", parts, "--test", "0.3")
+    assert "of an earlier split is removed" in said and not (parts / "validation.jsonl").exists()
+    assert len(read(parts / "train.jsonl")) + len(read(parts / "test.jsonl")) == 40
+    test = parts / "test.jsonl"
+    assert "part that stays empty" in run("split", test, "--out", parts, "--test", "0", code=2) and test.exists()
 
 
 @given(

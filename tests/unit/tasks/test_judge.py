@@ -51,8 +51,9 @@ def judged(address: str, *responses: str, deadline: float = 20.0, asked: str = "
 
 
 def test_a_score_is_what_stands_behind_the_mark(address: str) -> None:
-    said = ("MARK_7", "First_I_think.|MARK_10", "MARK__0.5_", "MARK_3.")
-    assert [score.value for score in judged(address, *(f"do:say={text}" for text in said))] == [0.7, 1.0, 0.05, 0.3]
+    said = ("MARK_7", "First_I_think.|MARK_10", "MARK__0.5_", "MARK_3.", "MARK_7|MARK_8")
+    values = [score.value for score in judged(address, *(f"do:say={text}" for text in said))]
+    assert values == [0.7, 1.0, 0.05, 0.3, 0.8]
     assert judged(address, "do:say=MARK_3", scale=[1, 5])[0].value == 0.5
 
 
@@ -60,13 +61,12 @@ def test_a_score_is_what_stands_behind_the_mark(address: str) -> None:
     "said",
     [
         "7",
-        "MARK_7|MARK_7",
-        "MARK_7|MARK_8",
+        "MARK_7|so_MARK_8",
         "so_MARK_7",
         "MARK_11",
         "MARK_-1",
         "MARK_good",
-        "MARK_7/10",
+        "MARK_7/100",
         "VERDICT_12:_7",
     ],
 )

@@ -120,9 +120,20 @@ def test_no_earlier_answer_writes_a_message_of_another_role(earlier):
 
 REPLIES = [
     *("", " \n", "10", "Score: 10", "I cannot judge this.", '{"score": 0, "score": 10}', "VERDICT: 10"),
-    *("MARK", "MARK NaN", "MARK inf", "MARK -inf", "MARK 1e1", "MARK 10.5", "MARK 11", "MARK -1", "MARK 10/10"),
-    *("MARK １０", "MARK ٧", "MARK 0x5", "MARK 5,0", "MARK 1_0", "MARK ten", "MARK 5 or 6", "MARK 5 6", "`MARK 10`"),
-    *("MARK 10\nMARK 0", "MARK 10 MARK 10", "MARK\n10", "so MARK 10", "MARK 10 <|im_end|>", "mark 10", "MARK 10\nMARK"),
+    *("MARK", "MARK NaN", "MARK inf", "MARK -inf", "MARK 1e1", "MARK 10.5", "MARK 11", "MARK -1", "MARK 5/100"),
+    *("MARK １０", "MARK ٧", "MARK 0x5", "MARK 5,0", "MARK 1_0", "MARK ten", "MARK 5 or 6", "MARK 5 6", "> MARK 10"),
+    *(
+        "MARK 10\nMARK x",
+        "MARK 10 MARK 10",
+        "<think>MARK 10</think>\nGood.",
+        "<think>MARK 10",
+        "MARK 10 10 10/10",
+        "MARK\n10",
+        "so MARK 10",
+        "MARK 10 <|im_end|>",
+        "mark 10",
+        "MARK 10\nMARK",
+    ),
     *("VERDICT 0123456789abcdef: 10", "MARK FIRST", "MARK True", "MARK null", "MARK [10]", 'MARK "10"', "MARK +"),
 ]
 
@@ -134,7 +145,26 @@ def test_a_reply_in_any_other_form_fails_and_pays_nothing(reply):
 
 
 @pytest.mark.parametrize(
-    "reply", ["MARK first", "MARK FIRST SECOND", "MARK FIRST\nMARK SECOND", "MARK 1", "FIRST", "MARK A"]
+    "reply",
+    [
+        *("**MARK 8**", "MARK **8**", "**MARK** 8", "`MARK 8.`", "MARK 8/10", "__MARK 8 / 10__", "MARK 8\r\nBye.\r\n"),
+        *(
+            "<think>MARK 3, or MARK 5?</think>\nMARK 8",
+            "MARK 3?</think>\n\nMARK 8",
+            "MARK 0\nNo.\nMARK 8",
+            "MARK 8" + " " * 99_999,
+        ),
+    ],
+)
+def test_a_verdict_may_be_typeset_and_thought_about(reply):
+    marked = lambda asked, marker: reply.replace("**MARK**", f"**{marker}**").replace("MARK", marker)  # noqa: E731
+    assert judged("42", marked)[0].value == 0.8
+    one = lambda asked, marker: f"**{marker} FIRST**" if "<first" in asked else ""  # noqa: E731
+    assert judged("42", one, reference="answer")[0].value == 0.5
+
+
+@pytest.mark.parametrize(
+    "reply", ["MARK first", "MARK FIRST SECOND", "MARK FIRST\nso MARK SECOND", "MARK 1", "FIRST", "MARK A"]
 )
 def test_a_comparison_in_any_other_form_fails_and_pays_nothing(reply):
     score, _ = judged("42", lambda asked, marker: reply.replace("MARK", marker), reference="answer")

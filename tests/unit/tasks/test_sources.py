@@ -102,11 +102,13 @@ def test_files_that_are_none_are_named(tmp_path, read, content, place):
 
 
 def test_a_file_has_no_splits(tmp_path):
-    for name, split in (("all.jsonl", "train"), ("my_test.jsonl", "test")):
+    for name, split in (("all.jsonl", "train"), ("my_test.jsonl", "test"), ("test-0001.jsonl", "test")):
         (tmp_path / name).write_text('{"prompt": "a"}\n')
         assert list(sources.jsonl(split, str(tmp_path / name))) == [{"prompt": "a"}]
-    with raises_with(ConfigError, key="split", value="test"):
-        list(sources.jsonl("test", str(tmp_path / "all.jsonl")))
+    for name in ("all.jsonl", "latest.jsonl", "tests.jsonl"):
+        (tmp_path / name).write_text('{"prompt": "a"}\n')
+        with raises_with(ConfigError, key="split", value="test"):
+            list(sources.jsonl("test", str(tmp_path / name)))
 
 
 def test_a_file_that_is_missing_is_named(tmp_path):

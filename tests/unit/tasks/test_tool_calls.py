@@ -162,5 +162,17 @@ def test_what_cannot_be_written(name):
 def test_thoughts_and_names():
     assert strip_thinking("<think>4?</think>\n5") == "5"
     assert strip_thinking("4 <think>") == "4 <think>"
+    assert strip_thinking("4?</think>\n5") == "5"  # the template opened it
+    assert strip_thinking("4 <think>5</think>") == "4 <think>5</think>"
+    assert strip_thinking(" " * 20_000 + "4" * 20_000) == " " * 20_000 + "4" * 20_000
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_thought_that_the_template_opened_is_not_parsed(name):
+    read, call = FORMATS[name], ToolCall("write", {"text": "</think>", "times": 3})
+    assert read.parse(f"So </tool_call> it is.</think>{read.render('', [call])}") == ParsedResponse(
+        "So </tool_call> it is.</think>", (call,), ()
+    )
+    assert read.parse(read.render("", [call])) == ParsedResponse("", (call,), ())
     with raises_with(ConfigError, value="herms", suggestions=("hermes",)):
         TOOL_FORMATS.check("herms")

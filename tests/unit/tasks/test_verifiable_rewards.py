@@ -44,6 +44,18 @@ def judge(reward: str, payload: Any, response: str, **options: Any) -> Score:
         ("1200", "The answer is 1.2e3", 1),
         ("1200", r"\boxed{1.2 \times 10^{3}}", 1),
         ("7", "The answer is 3 + 4 = 7", 1),
+        ("18", "Answer: 20 - 2 = 18", 1),
+        ("18", r"\boxed{20-2=18}", 1),
+        ("18", r"\boxed{\$20-\$2=18}", 1),
+        ("18", r"\boxed{-20=18}", 0),
+        ("18", r"\boxed{20=18}", 0),
+        ("18", "Answer: 19, 17 = 18", 0),
+        ("-18", r"\boxed{{-}18}", 1),
+        ("-18", r"\boxed{\text{-}18}", 1),
+        ("-0.5", r"\boxed{{−}\frac12}", 1),
+        ("18", r"\boxed{{-}18}", 0),
+        ("18", r"\boxed{\text{-}18}", 0),
+        ("18", r"\boxed{{{-}}18}", 0),
         ("5", "The answer is 5 or 7", 0),
         ("7", "The answer is 5 or 7", 0),
         ("5", "The answer is 4. No: the answer is 5.", 1),
@@ -133,6 +145,40 @@ def test_options_may_have_labels_of_their_own_or_none() -> None:
         judge("multiple_choice", {"answer": "Rome", "choices": ["up", "down"]}, "A")
 
 
+NUMBERS = ["12", "5", "3", "8"]
+
+
+@pytest.mark.parametrize(
+    "other", ["−5", "-5", ".5", "5.5", "0.5", "1/5", "5%", "5 \\%", "5^2", "√5", "5:30", "5,000", "≤ 5", "10 - 5"]
+)
+def test_a_part_of_another_number_is_no_option(other: str) -> None:
+    for response in (f"Answer: {other}", rf"\boxed{{{other}}}", f"The answer is {other}, I think.", other):
+        assert judge("multiple_choice", {"answer": "5", "choices": NUMBERS}, response).value == 0
+        assert judge("multiple_choice", {"answer": "1", "choices": {"1": "up", "5": "down"}}, response).value == 0
+
+
+@pytest.mark.parametrize(
+    "right, choices, response, value",
+    [
+        ("5", NUMBERS, "Answer: 5.", 1),
+        ("5", NUMBERS, "Answer: 5, which is odd", 1),
+        ("5", NUMBERS, "The answer is 2 + 3 = 5: odd", 1),
+        ("-5", ["-5", "5", "10", "0"], "Answer: −5", 1),
+        ("5", ["-5", "5", "10", "0"], "Answer: −5", 0),
+        ("−5", ["−5", "5"], "The answer is -5, as x is negative", 1),
+        (".5", [".5", "5"], "Answer: .5", 1),
+        ("1990–1995", ["1990–1995", "1990"], "Answer: 1990-1995", 1),
+        ("not guilty", ["guilty", "not guilty"], "Answer: not guilty", 1),
+        ("guilty", ["guilty", "not guilty"], "Answer: not guilty", 0),
+        ("Not enough information", ["Yes", "No", "Not enough information"], "The answer is not enough information.", 1),
+        ("Yes", ["Yes", "Not enough"], "The answer is not Yes", 0),
+        ("No", ["Yes", "No", "Not enough"], "The answer is No. The answer is not enoughYes", 1),
+    ],
+)
+def test_options_that_are_numbers_or_begin_with_not(right: str, choices: Any, response: str, value: float) -> None:
+    assert judge("multiple_choice", {"answer": right, "choices": choices}, response).value == value
+
+
 @given(st.lists(st.sampled_from("ABCD"), min_size=2, max_size=4, unique=True))
 def test_naming_several_options_never_pays(named: list[str]) -> None:
     for response in (f"The answer is {' or '.join(named)}", rf"\boxed{{{', '.join(named)}}}", " ".join(named)):
@@ -175,7 +221,8 @@ def ask_database(right: str, response: str, databases: Any = (ONE, TWO), **optio
     [
         (COUNT, COUNT, 1),
         (COUNT, "Count them:\n```sql\nSELECT sum(b = 'x') FROM t;\n```", 1),
-        (COUNT, "```sql\nSELECT 1\n```\nor rather\n```\nSELECT sum(b = 'x') AS n FROM t\n```", 1),  # the last block
+        (COUNT, "```sql\nSELECT 1\n```\nor rather\n```sql\nSELECT sum(b = 'x') AS n FROM t\n```", 1),  # the last block
+        (COUNT, "```PostgreSQL\nSELECT sum(b = 'x') AS n FROM t\n```\nIt finds\n```\n2\n```\nor\n```text\n2\n```", 1),
         (COUNT, "SELECT 2", 0),  # right in one of the databases
         (COUNT, "", 0),
         (COUNT, "I do not know", 0),

@@ -35,6 +35,9 @@ class ReasoningGym(BaseEnvironment):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._gym = import_optional("reasoning_gym", f"environment {self.name!r}", "reasoning-gym")
+        from antiphon.tasks.rewards.reasoning_gym import score_answer  # imports the optional package
+
+        self._grade = score_answer
         self._dataset = self._make_dataset(0)
         self._entry: dict[str, Any] = {}
         self._answers: list[str] = []
@@ -50,7 +53,8 @@ class ReasoningGym(BaseEnvironment):
         """Score an answer."""
         self._check_running()
         answer = extract_answer(action)
-        score = float(self._dataset.score_answer(answer, self._entry))
+        settings = {"name": self.config.name, **self.config.options}
+        score = self._grade(answer, {**self._entry, "dataset": settings}, self._dataset).value or 0.0
         self._answers.append(answer)
         self._turns_left -= 1
         correct = score >= 1.0

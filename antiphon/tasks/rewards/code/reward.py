@@ -32,8 +32,9 @@ from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.code.names import find_imports, find_uses
 from antiphon.tasks.rewards.code.programs import modules, programs
 from antiphon.tasks.rewards.extract import zero_score
+from antiphon.tasks.rewards.fences import last_block
 
-FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+TAGS = frozenset({"python", "py", "python3", "py3"})  # of blocks
 
 REMEMBERED = 512  # verdicts
 LINE = 4096  # bytes of the judge's output, at most, for each case
@@ -42,7 +43,7 @@ Outcome = tuple[str, str]  # passed, failed, timeout or broken; and why
 
 
 class Code:
-    """1 if the last fenced block of the response, or all of it, passes every case, else 0.
+    """1 if the last fenced block of Python in the response (see `code_of`), or all of it, passes every case, else 0.
 
     `parts` has the share of cases that passed, and the isolation level of the sandbox.
     """
@@ -205,9 +206,9 @@ class _LostProgramError(Exception):
 
 
 def code_of(response: str) -> str:
-    """Return the last fenced block of Python, or of no named language; all of the response if it has none."""
-    blocks = FENCED.findall(response)
-    return blocks[-1] if blocks else response
+    """Return the last fenced block of Python, else the last of no named language; all of the response if it has none."""
+    block = last_block(response, TAGS)
+    return response if block is None else block
 
 
 def _read(line: str) -> dict[str, Any]:

@@ -81,7 +81,8 @@ def _proportional(right: Sequence[Node], given: Sequence[Node]) -> bool:
             if _near(one, other):
                 continue  # the point solves both
             return False
-        ratios.append(real_number(other) / real_number(one))
+        with mp.workdps(DIGITS):  # at fewer digits, equal ratios would be too far apart for `_near`
+            ratios.append(real_number(other) / real_number(one))
     return len(ratios) > 1 and all(_near(ratio, ratios[0]) for ratio in ratios)
 
 
@@ -142,6 +143,8 @@ def same_answer(right: Node, given: Node) -> bool:
     if given.kind == "relation":
         return False
     if right.kind in _UNORDERED:
+        if _names_unknowns(right) and not all(part.kind == "relation" for part in given.parts):
+            return given.kind != "set" and bool(given.parts) and _in_order(right.parts, given.parts)
         if given.kind in _UNORDERED or (right.kind == "list" and given.kind == "sequence"):
             return _matched(right.parts, given.parts)
         return len(right.parts) == 1 and same_answer(right.parts[0], given)
@@ -155,6 +158,13 @@ def same_answer(right: Node, given: Node) -> bool:
 
 
 _UNORDERED = {"list", "set"}
+
+
+def _names_unknowns(answer: Node) -> bool:
+    """Return True for relations of different unknowns: bare values say by their order alone which belongs to which."""
+    if not all(part.kind == "relation" for part in answer.parts):
+        return False
+    return len({part.parts[0] if part.name == "=" else _unknown_of(part) for part in answer.parts}) > 1
 
 
 def as_set(node: Node) -> Node:

@@ -43,7 +43,7 @@ _ANYWHERE = re.compile(
     rf"|(?:is|are|was|be|been) (?:the |an? )?(?:{_REFUSED}))\b"
 )
 _BEFORE = re.compile(
-    rf"[A-Za-z]$|[+-](?:\\(?:{_TYPESETTING})(?![A-Za-z])|[\s\\{{(,;:$~])*$|n't\b|\b(?i:"
+    rf"[A-Za-z]$|[+-](?:\\(?:{_TYPESETTING})(?![A-Za-z])|[\s\\{{}}(),;:$~])*$|n't\b|\b(?i:"
     r"not|never|cannot|at least|at most|more|less|fewer|greater|above|below|under|up to|between|half|twice|double"
     r"|thrice|triple|opposite|except|excluding|excludes|than|anything but|besides|without|unlikely|hardly|negative of|every|any"
     r"|either|minus|negative|wrong|incorrect|false|far from|different from|unequal|nowhere near|one (?:after|before)"
@@ -63,6 +63,8 @@ _BEHIND = re.compile(
 
 # Written as a minus: the words, the sign of typographers, and hyphens, dashes and signs that look like it.
 _MINUS = re.compile(r"\b(?i:minus|negative)\s+(?=[\d.$€£])|[\N{MINUS SIGN}\N{EN DASH}\u2010\u2011\ufe63\uff0d\u207b]")
+_BRACED_MINUS = re.compile(r"(?:\\[A-Za-z]+\s*)?\{\s*-\s*\}\s*(?=[\d.$\\])")  # `{-}18`, `\text{-}18`
+_DIFFERENCE = re.compile(r"\d[\s$]*-[\s$]*[\d.]")
 _REFUTED = re.compile(r"=|(?:!|\\not|≠)\s*$")  # in front of the last "="
 
 
@@ -127,7 +129,8 @@ def _stated(statement: str, percent: bool) -> list[Decimal]:
         return [*found, *found]
     if found and (_REFUTED.search(left) or _is_division(matches[0]) or _is_refused(right, matches[0])):
         return [*found, *found]
-    before = list(numbers(left, percent)) if equals and re.fullmatch(r"[\s\d.,$-]*", left, re.ASCII) else []
+    is_number = equals and re.fullmatch(r"[\s\d.,$-]*", left, re.ASCII) and not _DIFFERENCE.search(left)
+    before = list(numbers(left, percent)) if is_number else []
     return found + [number for number in before if [number] != found]
 
 
@@ -164,7 +167,7 @@ def _is_division(found: re.Match[str]) -> bool:
 
 def _spell(text: str) -> str:
     """Write signs and fractions as `_NUMBER` has them."""
-    text = _MINUS.sub("-", text.replace("\\$", "$"))
+    text = _BRACED_MINUS.sub("-", _MINUS.sub("-", text.replace("\\$", "$")))
     return re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)
 
 
