@@ -36,9 +36,7 @@ T = TypeVar("T")
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 START_WAIT_SECONDS = 1.0  # that a start request waits, so that most clients need not ask again
 SWEEP_SECONDS = 1.0  # between two checks for idle sandboxes
-MAX_ENDED = (
-    1000  # ended sandboxes that can still be asked about, beside those whose files are kept; others are forgotten
-)
+MAX_ENDED = 1000  # ended sandboxes that can still be asked about, beside those whose files are kept
 
 
 class Sandboxes:
