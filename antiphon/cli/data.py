@@ -100,10 +100,18 @@ def split(
         parts: dict[str, list[Any]] = {"train": [], "validation": [], "test": []}
         for row, question in zip(rows, questions_of(file, rows, column), strict=True):
             parts[split_of(question, {"test": test, "validation": validation})].append(row)
-        out.mkdir(exist_ok=True)
+        places = {name: out / f"{name}{file.suffix}" for name in parts}
+        # A part of an earlier split that stayed would have rows in common with those of this one.
+        stale = [place for name, place in places.items() if not parts[name] and place.exists()]
+        if any(place.samefile(file) for place in stale):
+            raise ConfigError(f"{file} has the name of a part that stays empty; give another folder", key="--out")
+        out.mkdir(parents=True, exist_ok=True)
         for name, chosen in parts.items():
             if chosen:
-                write_rows(out / f"{name}{file.suffix}", chosen)
+                write_rows(places[name], chosen)
+        for place in stale:
+            place.unlink()
+            print_line(f"{place} of an earlier split is removed: this one leaves the part empty")
         print_line(", ".join(f"{len(chosen)} {name}" for name, chosen in parts.items()) + f"; {out}")
 
 

@@ -41,6 +41,7 @@ def audit(directory: Path) -> Audit:
         RecordError: There is no ledger that can be read.
     """
     with closing(open_ledger(directory)) as db, safe_files.convert_read_errors(directory / "ledger.db"):
+        db.execute("BEGIN")  # all queries see the same moment of a run that goes on
         balance: dict[int, dict[str, int]] = {}
         for lineage, status, count in db.execute("SELECT lineage, status, count(*) FROM attempts GROUP BY 1, 2"):
             balance.setdefault(lineage, {})[status] = count

@@ -1,6 +1,7 @@
 """Checks of the audit that read files: recorded trajectories and checkpoints."""
 
 import hashlib
+import os
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
@@ -101,8 +102,9 @@ def check_checkpoints(db: sqlite3.Connection, run: Path) -> Iterator[str]:
             for name, written in files.items():
                 if _describe_file(safe_files.resolve_file(directory, name), written[0]) != written:
                     yield f"checkpoints/{directory.name}/{name} is not as it was written"
-        except RecordError as error:
-            yield f"checkpoints/{directory.name} is not whole: {error}"
+        except (RecordError, OSError) as error:
+            if os.path.lexists(directory):  # else the run has pruned it meanwhile
+                yield f"checkpoints/{directory.name} is not whole: {error}"
     (newest,) = db.execute("SELECT max(name) FROM checkpoints JOIN path USING (lineage) WHERE step <= until").fetchone()
     if newest and not any(directory.name >= newest for directory in checkpoints.glob("step_??????")):
         yield f"checkpoints/{newest} is in the ledger, and neither it nor a later one is there"

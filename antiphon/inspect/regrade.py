@@ -66,9 +66,11 @@ def regrade(run: Path, config: RunConfig, name: str) -> Agreement:
     """Grade all recorded attempts of a run with the rewards of `config`, and write `regraded/<name>.parquet` beside the record.
 
     Raises:
+        ConfigError: Scores of a task cannot be compared: it has a group reward or an agent.
         RecordError: The run has no ledger, or it is damaged.
         DataError: The run's prompts are not available any more.
     """
+    _require_comparable(config)
     with convert_write_errors(run):
         found = asyncio.run(_grade_all(run, config))
         path = safe_files.resolve_path(run, f"regraded/{name}.parquet")
@@ -87,6 +89,22 @@ def replace_reward(config: RunConfig, reward: str, options: Mapping[str, Any], t
     changes = {"reward": reward, "reward_options": dict(options), "judge": None, "reward_range": None}
     tasks = tuple(each.model_copy(update=changes) if task in ("", each.name) else each for each in config.tasks)
     return config.model_copy(update={"tasks": tasks})
+
+
+def _require_comparable(config: RunConfig) -> None:
+    """Raise `ConfigError` for tasks whose recorded scores depend on more than a reward and a recorded transcript."""
+    reasons = [
+        f"task {task.name!r} has a group reward, which changed the recorded scores"
+        for task in config.tasks
+        if task.group_reward
+    ]
+    reasons += [
+        f"task {task.name!r} has an agent, whose result is not recorded and may have been graded"
+        for task in config.tasks
+        if task.agent
+    ]
+    if reasons:
+        raise ConfigError(f"the run cannot be graded again: {'; '.join(reasons)}", key="tasks")
 
 
 async def _grade_all(run: Path, config: RunConfig) -> list[RegradedAttempt]:

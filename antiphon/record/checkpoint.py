@@ -133,7 +133,7 @@ def newest_checkpoint(checkpoints: Path, report: Callable[[str], None]) -> Path:
     for directory in reversed(list_checkpoints(checkpoints)):
         try:
             verify_checkpoint(directory)
-        except RecordError as error:
+        except (RecordError, OSError) as error:
             report(f"checkpoint skipped: {error}")
             continue
         return directory

@@ -11,6 +11,7 @@ import itertools
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -104,7 +105,10 @@ def _format_event(now: float, event: str, fields: dict[str, Any]) -> str:
 
 
 def to_trace(lines: Iterable[str]) -> dict[str, Any]:
-    """Convert events to Chrome's trace format: steps, requests on each engine, attempts, and the number of running ones."""
+    """Convert events to Chrome's trace format: steps, requests on each engine, attempts, and the number of running ones.
+
+    Lines that a crash or a full disk damaged are left out.
+    """
     trace: list[dict[str, Any]] = []
     began: dict[str, tuple[float, dict[str, Any]]] = {}
     running_count = 0
@@ -114,8 +118,7 @@ def to_trace(lines: Iterable[str]) -> dict[str, Any]:
         trace.append({**common, "ph": "b", "ts": since * 1e6, "args": fields})
         trace.append({**common, "ph": "e", "ts": until * 1e6})
 
-    for line in lines:
-        fields = json.loads(line)
+    for fields in _parse(lines):
         t, event = fields.pop("t"), fields.pop("event")
         match event:
             case "take" | "place":
@@ -144,6 +147,13 @@ def to_trace(lines: Iterable[str]) -> dict[str, Any]:
     return {"traceEvents": trace, "displayTimeUnit": "ms"}
 
 
+def _parse(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield the events of lines; those that a crash or a full disk damaged are left out."""
+    for line in lines:
+        with suppress(json.JSONDecodeError):
+            yield json.loads(line)
+
+
 def _count(name: str, track: str, t: float, n: int) -> dict[str, Any]:
     return {"name": name, "ph": "C", "pid": track, "ts": t * 1e6, "args": {"n": n}}
 
@@ -155,5 +165,5 @@ def _instant(event: str, t: float, fields: dict[str, Any]) -> dict[str, Any]:
 
 def write_trace(events: Path, trace: Path) -> None:
     """Write the trace of a file of events."""
-    with events.open(encoding="utf-8") as lines:
+    with events.open(encoding="utf-8", errors="replace") as lines:
         trace.write_text(json.dumps(to_trace(lines)), encoding="utf-8")

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from antiphon.record.run_dir import replace_nonfinite
+from antiphon.record.run_dir import remove_partial_line, replace_nonfinite
 
 Reduction = Literal["mean", "sum", "max", "min", "last"]
 Entry = tuple[float, float]  # value, weight
@@ -75,7 +75,7 @@ class Metrics:
         self._declared = {**DECLARED, **(declared or {})}
         self._entries: dict[str, list[Entry]] = {}
         self._lineage = lineage
-        _remove_partial_line(path)
+        remove_partial_line(path)
         self._file = path.open("a", encoding="utf-8")
 
     def record(self, name: str, value: float, weight: float = 1) -> None:
@@ -118,11 +118,3 @@ class Metrics:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _remove_partial_line(path: Path) -> None:
-    """Remove an incomplete last line that a killed process left, so that the next line does not continue it."""
-    if path.exists():
-        with path.open("rb+") as file:
-            content = file.read()
-            file.truncate(content.rfind(b"\n") + 1)

@@ -19,8 +19,8 @@ MOST_LINE = 1 << 20  # bytes
 def read_metrics_table(run: Path) -> "pandas.DataFrame":
     """Return the metrics of a run, a row a training step, indexed by `step`.
 
-    Of a step that was undone and done again, the row is the last one's. The steps of a warm start are left out, unless there
-    are no others.
+    Of a step that was undone and done again, the row is the last one's; a step that was only undone has none. The steps of a
+    warm start are left out, unless there are no others.
 
     Raises:
         UnsupportedError: pandas is not installed.
@@ -28,6 +28,7 @@ def read_metrics_table(run: Path) -> "pandas.DataFrame":
     """
     pandas = _import("pandas", "A table of metrics")
     rows: dict[bool, dict[int, dict[str, Any]]] = {True: {}, False: {}}
+    lineages = {True: 0, False: 0}  # newest so far
     path = run / "metrics.jsonl"
     with safe_files.convert_read_errors(path), safe_files.resolve_file(run, path.name).open("rb") as file:
         while (line := file.readline(MOST_LINE)).endswith(b"\n"):  # a live run may be at its last line
@@ -35,6 +36,10 @@ def read_metrics_table(run: Path) -> "pandas.DataFrame":
             # Lines of runs that are older than the counter `sft_step` are known by their metrics.
             is_warm_start = "sft_step" in values or any(name.startswith(WARM_START) for name in values)
             values["step"] = int(values.pop("sft_step", values.get("step")))
+            if (lineage := int(values.get("lineage", 0))) > lineages[is_warm_start]:
+                # It was resumed before its first step, which undid this step and later ones of the lineages before.
+                lineages[is_warm_start], earlier = lineage, rows[is_warm_start].items()
+                rows[is_warm_start] = {step: row for step, row in earlier if step < values["step"]}
             rows[is_warm_start][values["step"]] = values
         found = rows[False] or rows[True]
         ordered = [found[step] for step in sorted(found)]

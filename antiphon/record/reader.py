@@ -204,8 +204,12 @@ class RunReader:
         return self._attempts(condition, before_lineage, oldest_start, newest_token)
 
     def iterate_finished(self, step: int | None, status: str, order: str) -> Iterator[AttemptRow]:
-        """Yield attempts with a trajectory, of one step and of one status if these are given, in the order of an SQL clause."""
-        condition = "file IS NOT NULL AND (? IS NULL OR a.step = ?) AND (? = '' OR status = ?)"
+        """Yield attempts with a trajectory, of one step and of one status if these are given, in the order of an SQL clause.
+
+        Of a step that was undone and done again, only the attempts of the step that stands are yielded.
+        """
+        stands = "EXISTS (SELECT 1 FROM steps s WHERE s.lineage = a.lineage AND s.step = a.step AND NOT s.undone)"
+        condition = f"file IS NOT NULL AND (? IS NULL OR (a.step = ? AND {stands})) AND (? = '' OR status = ?)"
         return self._attempts(f"{condition} ORDER BY {order}", step, step, status, status)
 
     def iterate_trained(self) -> Iterator[tuple[StepRow, AttemptRow]]:

@@ -19,7 +19,7 @@ from antiphon.core.errors import RecordError
 from antiphon.core.types import AttemptId, PayloadReference, Prompt, Trajectory
 from antiphon.record import schema, trajectories
 from antiphon.record.checkpoint import newest_checkpoint, read_state, set_aside_newer
-from antiphon.record.reader import PromptKey, RunReader
+from antiphon.record.reader import AttemptRow, PromptKey, RunReader
 from antiphon.record.store import LedgerStore
 
 
@@ -99,7 +99,7 @@ def open_next_lineage(
         store: The run's ledger.
         checkpoints: Folder of the run's checkpoints.
         max_age: Age in versions up to which a trajectory may be trained on.
-        report: Receives a line for each damaged checkpoint.
+        report: Receives a line for each damaged checkpoint, and for each file of trajectories that cannot be read.
         refer: Leave the payloads of reusable trajectories in their files.
 
     Raises:
@@ -129,7 +129,7 @@ def open_next_lineage(
         lineage=lineage,
         state=state,
         reusable=find_reusable(
-            RunReader(store.directory, store.connection), lineage, version, version - max_age, refer=refer
+            RunReader(store.directory, store.connection), lineage, version, version - max_age, report, refer=refer
         ),
         lost=lost,
     )
@@ -145,7 +145,13 @@ def require_resumable(checkpoint: Path, state: Mapping[str, Any]) -> None:
 
 
 def find_reusable(
-    reader: RunReader, lineage: int, newest_version: int, oldest_start: int, *, refer: bool = False
+    reader: RunReader,
+    lineage: int,
+    newest_version: int,
+    oldest_start: int,
+    report: Callable[[str], None] | None = None,
+    *,
+    refer: bool = False,
 ) -> ReusableRollouts:
     """Find the trajectories of earlier lineages that a lineage may still train on.
 
@@ -154,22 +160,43 @@ def find_reusable(
         lineage: The lineage that reuses them.
         newest_version: Version at its cut; no token may be newer.
         oldest_start: Version before which no trajectory may have started.
+        report: Receives a line for each file that cannot be read, whose trajectories are sampled again; without it, the first
+            such file is an error.
         refer: Leave payloads in their files.
+
+    Raises:
+        RecordError: A file cannot be read, and there is no `report`.
     """
     lineages = Lineages({row.lineage: (row.parent, row.version) for row in reader.list_lineages()})
-    reusable = ReusableRollouts()
+    reusable, unreadable = ReusableRollouts(), set[str]()
     for row in reader.iterate_scored(lineage, oldest_start, newest_version):
         assert row.newest is not None and row.file is not None  # the reader's condition
-        if not lineages.is_current(row.lineage, row.newest, lineage):
+        if row.file in unreadable or not lineages.is_current(row.lineage, row.newest, lineage):
             continue
-        if refer:
-            payload = PayloadReference(row.file, row.made_by, row.digest or 0)
-            found = Trajectory(meta=reader.read_metas(row.file)[row.made_by], payload=payload)
-        else:
-            found = reader.read_trajectories(row.file)[row.made_by]
+        try:
+            found = _read_recorded(reader, row, row.file, refer)
+        except (RecordError, OSError) as error:
+            if report is None:
+                raise
+            # Reuse saves time only: what is lost is sampled again.
+            unreadable.add(row.file)
+            report(f"rollouts/{row.file} skipped, its trajectories are sampled again: {error}")
+            continue
         rollout = ReusableRollout(row.started, row.origin or row.name, row.file, found)
         reusable.by_prompt.setdefault(row.prompt, {}).setdefault(row.id.sibling, rollout)
     return reusable
+
+
+def _read_recorded(reader: RunReader, row: AttemptRow, file: str, refer: bool) -> Trajectory:
+    """Return the recorded trajectory of an attempt, or a reference to it; `RecordError` if its file does not have it."""
+    try:
+        if refer:
+            payload = PayloadReference(file, row.made_by, row.digest or 0)
+            return Trajectory(meta=reader.read_metas(file)[row.made_by], payload=payload)
+        return reader.read_trajectories(file)[row.made_by]
+    except KeyError as error:
+        path = reader.directory / "rollouts" / file
+        raise RecordError(f"{path} lacks the trajectory of attempt {row.name}", path=path) from error
 
 
 @cache

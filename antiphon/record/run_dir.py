@@ -30,6 +30,8 @@ from antiphon.core.failpoints import hit
 
 FULL_OR_READ_ONLY = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM})
 
+TAIL = 1 << 16  # bytes that are read at once, from the end of a file that may be large
+
 
 def is_folder_name(name: str) -> bool:
     """Return True if `name` can be the name of a run's directory: printable, not empty, not hidden, and no path."""
@@ -209,6 +211,23 @@ def fsync(path: Path) -> None:
     finally:
         os.close(descriptor)
     hit("sync", path)
+
+
+def remove_partial_line(path: Path) -> None:
+    """Remove an incomplete last line that a killed process left, so that the next line does not continue it."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        end = size = file.seek(0, os.SEEK_END)
+        while end:
+            begin = max(end - TAIL, 0)
+            file.seek(begin)
+            if (newline := file.read(end - begin).rfind(b"\n")) >= 0:
+                end = begin + newline + 1
+                break
+            end = begin
+        if end < size:
+            file.truncate(end)
 
 
 def link_or_copy(file: Path, place: Path) -> None:

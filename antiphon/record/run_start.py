@@ -84,8 +84,9 @@ class RunStart:
         self.directory = RunDirectory.create(self._root, self._name, is_replacing=(path / REPLACED).is_dir())
 
     def confirm(self) -> None:
-        """Delete the run that was overwritten: the new one has begun, and errors leave it as it is from now on."""
+        """Delete what the run replaces, which has begun: errors leave it as it is from now on."""
         self._has_begun = True
+        self.directory.summary.unlink(missing_ok=True)  # of a run that is resumed: its end is undone
         path = self.directory.path
         if (path / REPLACED).is_dir():
             (path / REPLACED).rename(path / DELETED)  # what is partly deleted must not come back

@@ -12,7 +12,7 @@ from antiphon.core.errors import RecordError
 from antiphon.core.failpoints import hit
 from antiphon.core.types import PayloadReference, Trajectory
 from antiphon.record import schema, trajectories
-from antiphon.record.run_dir import fsync, make_write_error
+from antiphon.record.run_dir import atomic_write, make_write_error
 
 
 @dataclass(slots=True)
@@ -48,7 +48,9 @@ class LedgerStore:
         except BaseException:
             self._lock.close()
             raise
-        self._files = 1 + max((int(file.stem) for file in self.rollouts.glob("[0-9]*.parquet")), default=-1)
+        # A user may have put other files there, such as "000000 copy.parquet".
+        numbers = (int(file.stem) for file in self.rollouts.glob("[0-9]*.parquet") if file.stem.isdecimal())
+        self._files = 1 + max(numbers, default=-1)
 
     def write(self, lineage: int, batch: PendingRows) -> None:
         """Make a batch durable, all of it or nothing."""
@@ -93,10 +95,9 @@ class LedgerStore:
         unwritten = [each for _, each in arrived if each.payload and not isinstance(each.payload, PayloadReference)]
         name = f"{self._files:06d}.parquet"
         if unwritten:
-            trajectories.write(self.rollouts / name, lineage, unwritten)
-            hit("rollouts.write")
-            fsync(self.rollouts / name)
-            fsync(self.rollouts)
+            with atomic_write(self.rollouts / name) as file:
+                trajectories.write(file, lineage, unwritten)
+                hit("rollouts.write")
             hit("rollouts.written")
             self._files += 1
         return [

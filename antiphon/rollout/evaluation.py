@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -101,18 +101,22 @@ class Evaluation:
         """Return the accuracy of each task and the ends of its interval, and the accuracy by difficulty, as metrics.
 
         Args:
-            before: Accuracy on each prompt before training, [P]; None or empty if it is not known.
+            before: Accuracy on each prompt before training, [P]; of another number of prompts, or None, it is not known.
         """
         found: dict[str, float] = {}
         for task, own in self.by_task().items():
             low, high = own.interval()
             found |= {f"accuracy/{task}": own.accuracy, f"accuracy/{task}/low": low, f"accuracy/{task}/high": high}
-        return found | self._by_difficulty(before or ())
+        return found | self._by_difficulty(before)
 
-    def _by_difficulty(self, before: Sequence[float]) -> dict[str, float]:
+    def matches(self, before: Sequence[float] | None) -> TypeGuard[Sequence[float]]:
+        """Return True if accuracies before training are known, and are of as many prompts."""
+        return before is not None and len(before) == len(self.prompt_ids)
+
+    def _by_difficulty(self, before: Sequence[float] | None) -> dict[str, float]:
         """Return the accuracy on prompts of each difficulty: the share of their samples that was a success before training."""
         levels: dict[str, list[float]] = {}
-        for solved, accuracy in zip(before, self.accuracies if before else (), strict=True):
+        for solved, accuracy in zip(before, self.accuracies, strict=True) if self.matches(before) else ():
             level = "hard" if solved < HARD else "easy" if solved > EASY else "medium"
             levels.setdefault(level, []).append(float(accuracy))
         return {f"difficulty/{level}": fmean(found) for level, found in levels.items()}

@@ -39,6 +39,7 @@ class Evaluations:
         self._beside: asyncio.Task[Evaluation] | None = None
         self._step = 0  # after which it began
         self._room = asyncio.Semaphore(0)
+        self._tell_changed_prompts()
 
     async def run(self, step: int) -> Evaluation | None:
         """Evaluate the newest version while training waits; None without test prompts."""
@@ -100,6 +101,15 @@ class Evaluations:
         if self._beside is not None:
             self._beside.cancel()
             await asyncio.wait({self._beside})
+
+    def _tell_changed_prompts(self) -> None:
+        """Say that there is no comparison with the accuracy before training if a resume has other test prompts."""
+        record, now = self._parts.record, len(self._parts.tasks.test)
+        before = record.resumption.state.get("progress", {}).get("before") if record.resumption else None
+        if before and now and len(before) != now:
+            record.view.message(
+                f"there are {now} test prompts, and were {len(before)} before training: gains are not reported"
+            )
 
     def _is_due(self, step: int) -> bool:
         every = self._config.evaluation.every

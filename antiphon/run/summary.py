@@ -13,12 +13,14 @@ def summarize_accuracy(progress: Progress, after: Evaluation | None, config: Run
     """Return accuracies before and after training, and the confidence interval of the gain.
 
     They are None without test prompts. Those before training, and the gain, are None for a run that branched off another one
-    with other test prompts. Tasks that are only evaluated count in their own accuracies alone.
+    with other test prompts, or was resumed with another number of them. Tasks that are only evaluated count in their own
+    accuracies alone.
     """
     if not after:
         return {"accuracy_before": None, "accuracy_after": None}
     settings = config.evaluation
-    before = dict(zip(after.prompt_ids, progress.before, strict=True)) if progress.before else None
+    known = progress.before
+    before = dict(zip(after.prompt_ids, known, strict=True)) if after.matches(known) else None
     trained = _summarize(after.without(config.only_evaluated), before)
     return {
         "accuracy_before": trained["accuracy_before"],
@@ -27,7 +29,7 @@ def summarize_accuracy(progress: Progress, after: Evaluation | None, config: Run
         "test_prompts": trained["test_prompts"],
         "evaluation": {"samples": settings.samples, "temperature": settings.resolve_temperature(settings.samples)},
         "tasks": {task: _summarize(own, before) for task, own in sorted(after.by_task().items())},
-        "measures_before": progress.measures,
+        "measures_before": progress.measures if before else {},
         "measures_after": after.measures,
     }
 

@@ -13,7 +13,7 @@ from antiphon.record.ledger import Ledger
 from antiphon.record.live import View, make_view
 from antiphon.record.metrics import Metrics
 from antiphon.record.resume import ResumeState, open_first_lineage, open_next_lineage
-from antiphon.record.run_dir import RunDirectory, RunLineage
+from antiphon.record.run_dir import RunDirectory, RunLineage, remove_partial_line
 from antiphon.record.store import LedgerStore
 from antiphon.record.trackers import TrackedRun, TrackerFeeds, open_trackers
 from antiphon.run.config import RunConfig
@@ -100,5 +100,6 @@ def _open_events(config: RunConfig, directory: RunDirectory, stack: AsyncExitSta
     sink = None
     if config.record.events:
         stack.callback(write_trace, directory.events, directory.trace)
+        remove_partial_line(directory.events)
         sink = stack.enter_context(directory.events.open("a", encoding="utf-8"))
     return Events(asyncio.get_running_loop().time, sink)

@@ -12,7 +12,9 @@ from typer.testing import CliRunner
 
 from antiphon.cli.app import app
 from antiphon.core.errors import RecordError, RolloutError
+from antiphon.inspect import audit_ledger
 from antiphon.inspect.audit import audit
+from antiphon.record import safe_files
 from antiphon.simulate.run import simulate
 from antiphon.simulate.scenario import ScenarioConfig
 from tests.raising import raises_with
@@ -220,6 +222,34 @@ def test_a_torn_checkpoint_is_found(run):
     (checkpoint,) = (run / "checkpoints").iterdir()
     (checkpoint / "state.json").write_text("{}")
     assert any("state.json is not as it was written" in violation for violation in audit(run).violations)
+
+
+def test_a_commit_during_an_audit_is_not_seen(run, monkeypatch):
+    with closing(sqlite3.connect(run / "ledger.db", isolation_level=None)) as writer:
+        writer.execute("UPDATE events SET second = second")  # a live run has a log beside its ledger
+        mark_surviving = audit_ledger.mark_surviving
+
+        def commit_first(db):
+            writer.execute(f"DELETE FROM attempts WHERE {ONE}")
+            mark_surviving(db)
+
+        monkeypatch.setattr(audit_ledger, "mark_surviving", commit_first)
+        assert audit(run).violations == []
+        assert audit(run).violations != []
+
+
+def test_a_checkpoint_that_is_pruned_during_an_audit_is_no_violation(run, monkeypatch):
+    (checkpoint,) = (run / "checkpoints").iterdir()
+    shutil.copytree(checkpoint, run / "checkpoints" / "step_000001")
+    read_json = safe_files.read_json
+
+    def prune_first(directory, name):
+        if directory.name == "step_000001":
+            shutil.rmtree(directory)
+        return read_json(directory, name)
+
+    monkeypatch.setattr(safe_files, "read_json", prune_first)
+    assert audit(run).violations == []
 
 
 def test_without_a_ledger_there_is_one_clear_error(tmp_path, run):

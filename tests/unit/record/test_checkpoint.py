@@ -8,6 +8,7 @@ import pytest
 from antiphon.core import failpoints
 from antiphon.core.errors import RecordError
 from antiphon.inspect.export import export
+from antiphon.record import checkpoint
 from antiphon.record.checkpoint import (
     MANIFEST,
     STATE,
@@ -79,6 +80,19 @@ def test_a_torn_checkpoint_is_passed_over_and_named(tmp_path, name, tear):
     told = []
     assert newest_checkpoint(tmp_path / "checkpoints", told.append) == before
     assert len(told) == 1 and f"{last.name}/{name}" in told[0]
+
+
+def test_a_checkpoint_that_cannot_be_opened_is_passed_over(tmp_path, monkeypatch):
+    before, last = make(tmp_path / "checkpoints", 3), make(tmp_path / "checkpoints", 6)
+
+    def fail_at_last(directory):
+        if directory == last:
+            raise PermissionError(13, "Permission denied", str(last / STATE))
+
+    monkeypatch.setattr(checkpoint, "verify_checkpoint", fail_at_last)
+    told = []
+    assert newest_checkpoint(tmp_path / "checkpoints", told.append) == before
+    assert len(told) == 1 and f"{last.name}/{STATE}" in told[0]
 
 
 def test_without_one_that_is_whole_nothing_begins_again(tmp_path):

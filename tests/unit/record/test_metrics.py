@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.record.metrics import Metrics, find_reduction
+from antiphon.record.run_dir import remove_partial_line
 from antiphon.record.safe_files import read_metrics
 
 VALUES = st.lists(st.tuples(st.floats(-1e6, 1e6), st.floats(0.01, 100)), min_size=1, max_size=20)
@@ -117,3 +118,11 @@ def test_a_line_that_a_killed_process_left_is_dropped(tmp_path):
     with Metrics(path, lineage=1) as metrics:
         metrics.flush(2)
     assert [json.loads(line) for line in path.read_text().splitlines()] == [{"step": 1}, {"step": 2, "lineage": 1}]
+
+
+@pytest.mark.parametrize(("content", "kept"), [("x" * 200_000, 0), ("a\n" + "x" * 200_000, 2), ("a\nb\n", 4), ("", 0)])
+def test_a_partial_line_may_be_long(tmp_path, content, kept):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(content)
+    remove_partial_line(path)
+    assert path.read_text() == content[:kept]

@@ -76,6 +76,50 @@ def test_a_refused_resume_restores_the_config(tmp_path, earlier):
     assert contents(tmp_path) == before
 
 
+def test_a_summary_stays_until_the_resumed_run_has_begun(tmp_path, earlier):
+    earlier.summary.write_text("{}")
+    with pytest.raises(ConfigError), RunStart(tmp_path, "demo", resume=True):
+        raise ConfigError("no")
+    assert earlier.summary.exists()
+    with RunStart(tmp_path, "demo", resume=True) as start:
+        start.confirm()
+    assert not earlier.summary.exists() and earlier.config.exists()
+
+
+@pytest.mark.parametrize("how", [{}, {"overwrite": True}, {"resume": True}])
+def test_no_start_joins_or_replaces_a_run_that_goes_on(tmp_path, how):
+    """Whatever kind of run it is, and from its first moment: one may not yet have written anything."""
+    with RunStart(tmp_path, "demo") as first:
+        begin_and_write(first, "new")
+        before = contents(tmp_path)
+        with raises_with((RecordError, ConfigError)), RunStart(tmp_path, "demo", **how):
+            pass
+        first.confirm()
+        with raises_with((RecordError, ConfigError)), RunStart(tmp_path, "demo", **how):
+            pass
+        assert contents(tmp_path) == before
+    if how:
+        with RunStart(tmp_path, "demo", **how):
+            pass
+
+
+def test_what_is_partly_deleted_does_not_come_back(tmp_path, earlier, monkeypatch):
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(KeyboardInterrupt),
+        RunStart(tmp_path, "demo", overwrite=True) as start,
+    ):
+        start.directory.write_config("new")
+        patch.setattr("shutil.rmtree", fail)
+        start.confirm()
+    with RunStart(tmp_path, "demo", resume=True) as start:
+        assert start.directory.config.read_text() == "new"
+    assert not [each for each in earlier.path.iterdir() if each.name.startswith(".")]
+
+
 def test_a_confirmed_start_replaces_the_run_whole(tmp_path, earlier):
     with pytest.raises(ConfigError), RunStart(tmp_path, "demo", overwrite=True) as start:
         start.confirm()
