@@ -14,6 +14,7 @@ from antiphon.cluster.placement import (
     placement_key,
 )
 from antiphon.core.errors import ConfigError
+from antiphon.core.types import OnUpdate
 from antiphon.engines.base import ENGINES
 from antiphon.engines.config import PARALLEL_SIZES, PREALLOCATING_KINDS
 from antiphon.run.config import RunConfig
@@ -186,7 +187,18 @@ def _check_devices(config: RunConfig, found: Placement) -> None:
 
 
 def _check_colocated(config: RunConfig, found: Placement) -> None:
-    """Raise `ConfigError` if an engine would sleep, on cores, that gives back its memory on GPUs only."""
+    """Raise `ConfigError` if an engine would sleep, on cores, that gives back its memory on GPUs only.
+
+    Or if it would have to restart or finish, when it loads weights, requests that it has put aside to sleep.
+    """
+    mode = config.rollout.on_update
+    if found.time_shared.get("engine") and config.rollout.async_ratio and mode in (OnUpdate.RESTART, OnUpdate.DRAIN):
+        raise ConfigError(
+            f"{mode.value!r} is not possible for engines on the learner's devices: their requests are interrupted while it "
+            "trains, and go on from their tokens. Use keep or recompute, or give engines other devices (placement.engine)",
+            key="rollout.on_update",
+            value=mode.value,
+        )
     for role, numbers in found.time_shared.items():
         for number in numbers:
             kind = config.engine.engine_kinds[number].kind if role == "engine" else config.engine.kind

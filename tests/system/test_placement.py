@@ -25,6 +25,7 @@ PLACEMENTS = {
     "overlapping": {"learner": FIRST, "engine": BOTH},
     "disaggregated": {"learner": FIRST, "engine": LAST},
 }
+SHARED = {"placement": {"learner": FIRST, "engine": "with learner"}}
 placements = pytest.mark.parametrize("placement", PLACEMENTS.values(), ids=PLACEMENTS)
 
 pytestmark = [pytest.mark.system, pytest.mark.skipif(len(CORES) == 1, reason="one core has nothing to divide")]
@@ -146,6 +147,8 @@ def test_impossible_placement_is_refused_with_the_config(project, sections, key,
         ({"placement": {"learner": "cpu:4000"}}, "placement.learner"),
         ({"placement": {"learner": FIRST}, "learner": {"threads": 2}}, "placement.learner"),
         ({"placement": {"engine": FIRST, "judge": FIRST}}, "placement.judge"),
+        (SHARED | {"rollout": {"async_ratio": 1, "on_update": "restart"}}, "rollout.on_update"),
+        (SHARED | {"rollout": {"async_ratio": 1, "on_update": "drain"}}, "rollout.on_update"),
     ],
 )
 def test_placement_beyond_this_machine_is_refused_early(project, sections, key):
