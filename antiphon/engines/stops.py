@@ -38,6 +38,7 @@ class StopRule:
     tokens: frozenset[int]
     strings: tuple[str, ...]
     window: int  # tokens at the end within which a stop string that was just completed must lie
+    before: tuple[int, ...] = ()  # the last tokens that another engine has sampled, fewer than the window
 
     @staticmethod
     def of(request: GenerateRequest) -> "StopRule | None":
@@ -47,7 +48,8 @@ class StopRule:
             return None
         # A token is at least one byte of text. One more token, so that a character cut at the window's start does no harm.
         window = max((len(text.encode()) for text in sampling.stop), default=0) + 1
-        return StopRule(frozenset(sampling.stop_tokens), sampling.stop, window)
+        before = request.tokens[len(request.tokens) - min(request.sampled, window - 1) :]
+        return StopRule(frozenset(sampling.stop_tokens), sampling.stop, window, tuple(before.tolist()))
 
     def matches(self, completion: NDArray[np.int32], decoder: Decoder | None) -> bool:
         """Return True if the last of the sampled tokens [C] completes a stop."""
@@ -55,7 +57,7 @@ class StopRule:
             return True
         if not self.strings or decoder is None:
             return False
-        text = decoder.decode(completion[-self.window :].tolist())
+        text = decoder.decode([*self.before, *completion[-self.window :].tolist()][-self.window :])
         return any(stop in text for stop in self.strings)
 
 

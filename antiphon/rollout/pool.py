@@ -197,6 +197,7 @@ class EnginePool:
                 request,
                 tokens=np.concatenate([request.tokens, piece.tokens]),
                 sampling=replace(request.sampling, max_tokens=left),
+                sampled=request.sampled + len(piece.tokens),
             )
             pieces.append(await self._generate(request, on_delta))
         self.generated_tokens += sum(len(piece.tokens) for piece in pieces)

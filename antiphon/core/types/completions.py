@@ -66,6 +66,7 @@ class GenerateRequest:
     min_version: int = 0
     task: str = ""
     attachments: tuple[Any, ...] = ()
+    sampled: int = 0  # of `tokens`, at their end, that another engine has sampled: a stop string may begin in them
 
 
 class FinishReason(StrEnum):

@@ -244,7 +244,7 @@ def test_requests_of_a_dead_engine_keep_their_tokens():
         await settle()
         (again,) = two.started
         assert again.request.tokens.tolist() == [1, 7]
-        assert again.request.sampling.max_tokens == 3
+        assert (again.request.sampling.max_tokens, again.request.sampled) == (3, 1)
         again.finish()
         assert (await task).tokens.tolist() == [7, 0, 0]
         assert (pool.engines, pool.requeued_tokens, pool.generated_tokens) == (1, 1, 3)
