@@ -122,10 +122,10 @@ class BlockingRun:
 
     def start(self) -> Self:
         """Start the run's parts and wait for them."""
-        self._thread = self._exits.enter_context(LoopThread())
         self._leave: Future[BaseException | None] = Future()
-        self._life = self._thread.submit(self._live())
         try:
+            self._thread = self._exits.enter_context(LoopThread())
+            self._life = self._thread.submit(self._live())  # a Ctrl-C may come from here on, before there is a wait for it
             self._run = self._thread.wait(self._started)
         except BaseException:
             self._exits.close()

@@ -10,7 +10,7 @@ import pytest
 from antiphon.algorithms import advantages as built_in
 from antiphon.algorithms.examples import example
 from antiphon.algorithms.registry import ADVANTAGES
-from antiphon.algorithms.trajectories import trajectories
+from antiphon.algorithms.trajectories import token_rewards, trajectories
 from antiphon.algorithms.value_targets import value_targets
 from antiphon.core.types import REFERENCE_LOGPROBS
 
@@ -85,7 +85,7 @@ def test_the_example_of_the_guide_is_paid_the_divergence(tmp_path, monkeypatch):
 
 def by_token(groups, config):
     return [
-        [np.concatenate([[0.0], built_in.token_rewards(samples)]) for samples in trajectories(group)]
+        [np.concatenate([[0.0], token_rewards(samples)]) for samples in trajectories(group)]
         for group in groups
     ]
 
