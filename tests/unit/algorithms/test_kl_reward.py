@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from antiphon.algorithms import advantages as built_in
 from antiphon.algorithms.examples import example
 from antiphon.algorithms.registry import ADVANTAGES
 from antiphon.algorithms.trajectories import token_rewards, trajectories
