@@ -83,10 +83,7 @@ def test_the_example_of_the_guide_is_paid_the_divergence(tmp_path, monkeypatch):
 
 
 def by_token(groups, config):
-    return [
-        [np.concatenate([[0.0], token_rewards(samples)]) for samples in trajectories(group)]
-        for group in groups
-    ]
+    return [[np.concatenate([[0.0], token_rewards(samples)]) for samples in trajectories(group)] for group in groups]
 
 
 def test_rewards_of_tokens_have_the_divergence():
