@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -24,6 +24,7 @@ from antiphon.core.import_order import find_end_of_library
 from antiphon.core.yaml_text import Keys, dump_yaml
 
 M = TypeVar("M", bound="Config")
+Bound = Annotated[float, Field(allow_inf_nan=True)]  # a number that may be infinite, as an element of a tuple
 
 
 class Config(BaseModel):

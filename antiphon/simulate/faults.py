@@ -32,13 +32,13 @@ class FaultConfig(Config):
     """`engine.crash`, `.hang` and `.slow` affect one engine, drawn anew each time; the others affect the current call."""
     at: float = Field(0.0, ge=0.0)
     """For crash, hang and slow of engines: second of the first fault."""
-    every: float = Field(math.inf, gt=0.0)
+    every: float = Field(math.inf, gt=0.0, allow_inf_nan=True)
     """For these three: mean seconds to the next fault, exponentially distributed."""
     chance: float = Field(0.0, ge=0.0, le=1.0)
     """For the others: probability at each call."""
     factor: float = Field(10.0, ge=1.0)
     """Factor on the time of what is slow."""
-    seconds: float = Field(math.inf, gt=0.0)
+    seconds: float = Field(math.inf, gt=0.0, allow_inf_nan=True)
     """Seconds for which an engine is slow."""
 
     @model_validator(mode="after")

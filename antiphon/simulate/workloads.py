@@ -24,7 +24,7 @@ class DistributionConfig(Config):
     values: tuple[float, ...] = ()
     """trace: measured values."""
     minimum: float = 0.0
-    maximum: float = math.inf
+    maximum: float = Field(math.inf, allow_inf_nan=True)
     shared: float = Field(0.0, ge=0.0, le=1.0)
     """Correlation of draws that share a key (responses to one prompt), before the distribution is applied."""
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from antiphon.core.config import Config, unit
+from antiphon.core.config import Bound, Config, unit
 from antiphon.core.errors import ValidatorError
 from antiphon.core.types import Sampling
 from antiphon.sandbox.base import Level
@@ -261,7 +261,7 @@ class TaskConfig(Config):
     docs/rewards.md."""
     reward_options: dict[str, Any] = {}
     """Keyword arguments of the reward."""
-    reward_range: tuple[float, float] | None = None
+    reward_range: tuple[Bound, Bound] | None = None
     """Lowest and highest score of the reward; others raise an alarm."""
     group_reward: str | None = None
     """Reward of the siblings of a group together, after each has its score: `duplicates`, or package.module:attribute."""

@@ -1,20 +1,25 @@
 """The loader: strict, and every message names the place, the value and what would be valid."""
 
+import importlib
 import json
 import math
 import pickle
+import pkgutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
+import antiphon
 from antiphon.core.config import Config, add_import_folder, dump, load, locate_mistakes
-from antiphon.core.errors import ConfigError, DataError, Mistake
+from antiphon.core.errors import ConfigError, DataError, Mistake, UnsupportedError
 from antiphon.record.config import RecordConfig
 from antiphon.run.config import EvaluationConfig, RunConfig
 from antiphon.run.memory import memory_estimate
@@ -640,3 +645,25 @@ def test_evaluation_temperature_goes_by_the_samples(given, samples, temperature)
 def test_runs_are_written_to_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert load(None, ["directory=~/runs"], model=RecordConfig).directory == str(tmp_path / "runs")
+
+
+def test_every_default_is_valid_when_it_is_given():
+    """A dumped configuration has all defaults, and is read again."""
+    for module in pkgutil.walk_packages(antiphon.__path__, "antiphon."):
+        if not module.name.endswith("__main__"):
+            with suppress(ImportError, UnsupportedError):  # of an extra
+                importlib.import_module(module.name)
+    models, found = [Config], []
+    for model in models:
+        models += model.__subclasses__()
+        found += [
+            (model, name)
+            for name, field in model.model_fields.items()
+            if isinstance(field.default, float | int | tuple)
+        ]
+    assert len(found) > 200
+    for model, name in found:
+        field = model.model_fields[name]
+        TypeAdapter(Annotated[field.annotation, "default", *field.metadata], config=model.model_config).validate_python(
+            field.default
+        )
