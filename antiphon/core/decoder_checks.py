@@ -1,4 +1,4 @@
-"""What a decoder must be so that sequences may lie end to end in one batch, in engines and learners alike."""
+"""Checks that a decoder computes sequences that lie end to end in one batch each by itself, in engines and learners alike."""
 
 from typing import Any
 

@@ -659,7 +659,7 @@ def test_every_default_is_valid_when_it_is_given():
         found += [
             (model, name)
             for name, field in model.model_fields.items()
-            if isinstance(field.default, float | int | tuple)
+            if model.__module__.startswith("antiphon") and isinstance(field.default, float | int | tuple)
         ]
     assert len(found) > 200
     for model, name in found:
