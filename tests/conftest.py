@@ -11,6 +11,7 @@ import importlib.util
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -25,6 +26,9 @@ from hypothesis import settings
 from antiphon.core.errors import ConfigError
 from antiphon.engines.base import ENGINES
 from antiphon.record.metric_descriptions import find_undescribed
+
+# A shell starts what it runs in the background with Ctrl-C ignored, and all processes that are started from there inherit it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # derandomize: a red build is the change's fault and never the draw's; `make chaos` is where fresh seeds are tried.
 settings.register_profile("antiphon", deadline=None, derandomize=True, print_blob=True)

@@ -62,6 +62,14 @@ class LoopThread:
         with self._forward_interrupts() as events:
             return _wait(self.submit(work), events)
 
+    def start(self, work: Coroutine[Any, Any, object], started: "Future[T]") -> tuple["Future[object]", T]:
+        """Start a coroutine, and wait until it has set a result or has ended; return its own future, and the result.
+
+        The caller makes sure that it sets one, or an error. For Ctrl-C see `wait`.
+        """
+        with self._forward_interrupts() as events:
+            return self.submit(work), _wait(started, events)
+
     def wait(self, future: "Future[T]") -> T:
         """Return a result; a Ctrl-C meanwhile is handled in the thread's event loop, or cancels if nobody handles it there."""
         with self._forward_interrupts() as events:
@@ -82,7 +90,7 @@ class LoopThread:
     def _forward_interrupts(self) -> Iterator["SimpleQueue[str]"]:
         """Handle Ctrl-C by the handler that was added to the event loop, from before the work begins that may cause one.
 
-        Without such a handler the queue gets `INTERRUPTED`. Raised where the signal came, it could leave a lock of the
+        Python's own handler raises wherever the main thread is; in a finalizer the error is ignored, and so the Ctrl-C is lost. Without such a handler the queue gets `INTERRUPTED`. Raised where the signal came, it could leave a lock of the
         future taken, which the event loop then waits for forever; a `SimpleQueue` is safe to use in a signal handler.
         """
         events: SimpleQueue[str] = SimpleQueue()

@@ -125,10 +125,7 @@ class BlockingRun:
         self._leave: Future[BaseException | None] = Future()
         try:
             self._thread = self._exits.enter_context(LoopThread())
-            self._life = self._thread.submit(
-                self._live()
-            )  # a Ctrl-C may come from here on, before there is a wait for it
-            self._run = self._thread.wait(self._started)
+            self._life, self._run = self._thread.start(self._live(), self._started)
         except BaseException:
             self._exits.close()
             raise
