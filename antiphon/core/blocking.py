@@ -90,8 +90,9 @@ class LoopThread:
     def _forward_interrupts(self) -> Iterator["SimpleQueue[str]"]:
         """Handle Ctrl-C by the handler that was added to the event loop, from before the work begins that may cause one.
 
-        Python's own handler raises wherever the main thread is; in a finalizer the error is ignored, and so the Ctrl-C is lost. Without such a handler the queue gets `INTERRUPTED`. Raised where the signal came, it could leave a lock of the
-        future taken, which the event loop then waits for forever; a `SimpleQueue` is safe to use in a signal handler.
+        Without such a handler the queue gets `INTERRUPTED`. Python's own handler raises wherever the main thread is: in a
+        finalizer, where the error is ignored and so the Ctrl-C lost, or with a lock of the future taken, which the event loop
+        then waits for forever. A `SimpleQueue` is safe to use in a signal handler.
         """
         events: SimpleQueue[str] = SimpleQueue()
         if threading.current_thread() is not threading.main_thread():  # which alone handles signals
