@@ -172,7 +172,8 @@ with ForkedPython(level=Level.CONFINED) as sandbox:
 @pytest.mark.commands("setpriv")
 def test_other_threads_of_an_ordinary_user_do_not_count():
     """The limit of processes is of a user on the machine, so what the user runs beside the program is added."""
-    user = ["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=+dac_read_search"]
+    own = 200_000 + os.getpid()  # whom nobody else runs anything as
+    user = [f"--reuid={own}", f"--regid={own}", "--clear-groups", "--inh-caps=+dac_read_search"]
     before = ["setpriv", *user, "--ambient-caps=+dac_read_search"] if os.getuid() == 0 else []
     done = subprocess.run([*before, sys.executable, "-c", BUSY_USER], capture_output=True, text=True, check=False)
     if done.stderr.strip() == "none":
