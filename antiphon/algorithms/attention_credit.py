@@ -18,7 +18,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from antiphon.algorithms.sections import RhythmConfig
 from antiphon.core.rng import generator
-from antiphon.core.types import ATTENTION_RHYTHM, BoolArray, FloatArray, Sample
+from antiphon.core.types import ATTENTION_RHYTHM, POLICY_ENTROPY, BoolArray, FloatArray, Sample
 
 
 def amplify_advantages(sample: Sample, advantages: np.ndarray, config: RhythmConfig) -> np.ndarray:
@@ -38,7 +38,7 @@ def amplification_factors(sample: Sample, config: RhythmConfig) -> FloatArray:
             values = generator(0, "rhythm", *sample.meta.id).random(np.count_nonzero(sampled), dtype=np.float32)
             return _gamma(top_share(values, config.share), config)
         case "entropy":
-            return _gamma(top_share(-sample.segment.logprobs[sampled], config.share), config)
+            return _gamma(top_share(sample.streams[POLICY_ENTROPY][sampled], config.share), config)
         case _:
             waad, fai = sample.streams[ATTENTION_RHYTHM][sampled].T
             return credit(waad, fai, config)

@@ -23,6 +23,7 @@ from antiphon.core.errors import ConfigError, Mistake, ValidatorError
 from antiphon.core.types import (
     ATTENTION_RHYTHM,
     ENTROPY_WEIGHT,
+    POLICY_ENTROPY,
     PROXIMAL_LOGPROBS,
     REFERENCE_LOGPROBS,
     STREAMS,
@@ -162,6 +163,7 @@ class AlgorithmConfig(Config):
             TEACHER_LOGPROBS: self.teacher_coefficient > 0,
             VALUES: masked > 0,
             ATTENTION_RHYTHM: self.rhythm.reads_attention,
+            POLICY_ENTROPY: self.rhythm.kind == "entropy",
         }
         declared = (*self.advantage_declaration.needs, *built_in_declaration(LOSSES, self.loss).needs)
         return frozenset(

@@ -169,8 +169,7 @@ class RhythmConfig(Config):
     kind: Literal["local", "global", "coupled", "random", "entropy"] | None = None
     """Tokens that are amplified: `local` where a chunk begins, `global` where later tokens look back, `coupled` as `global`,
     with part of an anchor's credit at the beginning of its chunk; null amplifies none. `random` and `entropy` are the
-    baselines of the paper: as many tokens at random, or those of the highest entropy, estimated by the negative log-prob
-    with which the token was sampled."""
+    baselines of the paper: as many tokens at random, or those at which the policy's entropy before the step is highest."""
     amplification: Annotated[float, unit("factor")] = Field(1.5, gt=0.0)
     """Factor of the advantage of a selected token."""
     share: Annotated[float, unit("share")] = Field(0.4, gt=0.0, le=1.0)

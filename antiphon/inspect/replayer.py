@@ -81,6 +81,9 @@ class _RecordedTrainer:
     async def predict(self, packs: Sequence[Pack]) -> list[FloatArray]:
         return await self._require_learner().predict(packs)
 
+    async def logprobs_and_entropies(self, packs: Sequence[Pack]) -> list[FloatArray]:
+        return await self._require_learner().logprobs_and_entropies(packs)
+
     async def attention_stats(self, packs: Sequence[Pack]) -> list[FloatArray]:
         return await self._require_learner().attention_stats(packs)
 

@@ -52,6 +52,9 @@ class Trainer(Predictor, Protocol):
     async def step(self, batch: TrainBatch) -> dict[str, float]:
         """Do every update of the batch; returns metrics."""
 
+    async def logprobs_and_entropies(self, packs: Sequence[Pack]) -> list[FloatArray]:
+        """Return log-prob and entropy of each loss token, [T, 2] a pack."""
+
     async def attention_stats(self, packs: Sequence[Pack]) -> list[FloatArray]:
         """WAAD and FAI of the loss tokens by the model's attention, [T, 2] a pack; see `learning.model.attention_stats`."""
 
@@ -61,9 +64,6 @@ class Learner(Trainer, Offloadable, Protocol):
 
     async def begin(self, algorithm: AlgorithmConfig, optimizer: OptimizerConfig, total_updates: int) -> int:
         """Start a phase with a fresh optimiser; returns the number of trained parameters."""
-
-    async def logprobs_and_entropies(self, packs: Sequence[Pack]) -> list[FloatArray]:
-        """Return log-prob and entropy of each loss token, [T, 2] a pack."""
 
     async def publish(self, version: int, transfer: TransferContext) -> WeightsUpdate:
         """Publish the current weights as `version`, for engines to load."""

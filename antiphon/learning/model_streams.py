@@ -14,19 +14,20 @@ import numpy as np
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import (
     ATTENTION_RHYTHM,
+    POLICY_ENTROPY,
     PROXIMAL_LOGPROBS,
     REFERENCE_LOGPROBS,
     ROUTED_EXPERTS,
+    SAMPLING_SUPPORT,
     TEACHER_LOGPROBS,
     VALUES,
     FloatArray,
     Pack,
     Sample,
-    Streams,
     StreamSpec,
 )
 from antiphon.learning.config import LearnerConfig
-from antiphon.learning.learner import Predictor
+from antiphon.learning.learner import Predictor, Trainer
 from antiphon.learning.packing import pack_samples, split_packs
 from antiphon.learning.step import SampleKey, Step, StepPipeline, by_key, gather_keyed
 
@@ -55,6 +56,7 @@ def _queries(pipeline: StepPipeline) -> dict[StreamSpec, Query]:
     """Return the method of a model that computes each stream; teachers are asked task by task, see `_teacher_logprobs`."""
     queries: dict[StreamSpec, Query] = {
         PROXIMAL_LOGPROBS: pipeline.learner.predict,
+        POLICY_ENTROPY: partial(_entropies, pipeline.learner),
         ATTENTION_RHYTHM: pipeline.learner.attention_stats,
     }
     if pipeline.reference is not None:
@@ -62,6 +64,11 @@ def _queries(pipeline: StepPipeline) -> dict[StreamSpec, Query]:
     if pipeline.critics:
         queries[VALUES] = partial(_stack_values, pipeline.critics)
     return queries
+
+
+async def _entropies(learner: Trainer, packs: list[Pack]) -> list[FloatArray]:
+    """Return the entropy of each loss token, [T] a pack."""
+    return [measured[:, 1] for measured in await learner.logprobs_and_entropies(packs)]
 
 
 async def _stack_values(critics: Sequence[Predictor], packs: list[Pack]) -> list[FloatArray]:
@@ -102,8 +109,10 @@ async def query_samples(
     if not queries:
         return {}
     flat = list(samples.values())
-    members, packs = pack_samples(flat, config.tokens_per_pack, (ROUTED_EXPERTS,), config.share_prefixes)
-    bare = [replace(pack, streams=Streams()) for pack in packs]  # only the policy replays the engine's experts
+    replayed = (ROUTED_EXPERTS, SAMPLING_SUPPORT)
+    members, packs = pack_samples(flat, config.tokens_per_pack, replayed, config.share_prefixes)
+    # Only the policy replays the engine's experts; every model is asked about what could be sampled.
+    bare = [replace(pack, streams=pack.streams.without([ROUTED_EXPERTS])) for pack in packs]
     answers = await gather_keyed(
         {spec: query(packs if spec.producer == "learner" else bare) for spec, query in queries.items()}
     )

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antiphon.core.types import FloatArray, Pack, Sample, Segment, Streams, StreamSpec
+from antiphon.core.types.streams import pad_rows
 from antiphon.learning.prefix_tree import Span, SpanPath, build_prefix_tree, owners_in_pack
 
 PACK_ARRAYS = tuple(spec.name for spec in fields(Pack) if spec.name != "streams")
@@ -162,7 +163,7 @@ def _make_pack(placed: Sequence[tuple[WeightedSample, SpanPath]]) -> Pack:
     segments = [sample.segment for sample in samples]
     owners = owners_in_pack(segments, paths)
     places: dict[Span | None, int] = {span: place for place, span in enumerate(owners)}
-    known = {spec: sample.streams[spec] for sample in samples for spec in sample.streams}
+    rows = _row_shapes(samples)
 
     def concatenate(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
         return np.concatenate([arrays[owner][span.start : span.stop] for span, owner in owners.items()])
@@ -179,14 +180,25 @@ def _make_pack(placed: Sequence[tuple[WeightedSample, SpanPath]]) -> Pack:
         coefficients=concatenate([each.coefficients for each in weighted]),
         temperatures=concatenate([_temperatures(segment) for segment in segments]),
         streams=Streams(
-            {spec: concatenate([_stream(each, spec, array) for each in samples]) for spec, array in known.items()}
+            {spec: concatenate([_stream(each, spec, row) for each in samples]) for spec, row in rows.items()}
         ),
     )
 
 
-def _stream(sample: Sample, spec: StreamSpec, other: NDArray[Any]) -> NDArray[Any]:
-    """Return a stream of the sample; where it has none, zeros in the row shape of `other`, that of another sample."""
-    return sample.streams.get(spec, np.zeros((len(sample.segment.tokens), *other.shape[1:]), other.dtype))
+def _row_shapes(samples: Sequence[Sample]) -> dict[StreamSpec, tuple[int, ...]]:
+    """Return the largest row shape of each stream."""
+    shapes: dict[StreamSpec, tuple[int, ...]] = {}
+    for streams in (sample.streams for sample in samples):
+        for spec in streams:
+            own = streams[spec].shape[1:]
+            shapes[spec] = tuple(map(max, shapes.get(spec, own), own))
+    return {replace(spec, shape=shape): shape for spec, shape in shapes.items()}
+
+
+def _stream(sample: Sample, spec: StreamSpec, row: tuple[int, ...]) -> NDArray[Any]:
+    """Return a stream of the sample with rows of a shape; zeros where it has none."""
+    missing = np.zeros((len(sample.segment.tokens), *row), spec.dtype)
+    return pad_rows(sample.streams.get(spec, missing), row)
 
 
 def _temperatures(segment: Segment) -> FloatArray:

@@ -28,6 +28,7 @@ from antiphon.core.types import (
     ATTENTION_RHYTHM,
     ENTROPY_WEIGHT,
     KL_REWARD,
+    POLICY_ENTROPY,
     PROXIMAL_LOGPROBS,
     REFERENCE_LOGPROBS,
     RETURNS,
@@ -67,7 +68,15 @@ def resolve_stages(config: LearnerConfig) -> list[Stage]:
 
 
 @stage(
-    produces=[REFERENCE_LOGPROBS, PROXIMAL_LOGPROBS, TEACHER_LOGPROBS, VALUES, ATTENTION_RHYTHM, TOKEN_AGE],
+    produces=[
+        REFERENCE_LOGPROBS,
+        PROXIMAL_LOGPROBS,
+        POLICY_ENTROPY,
+        TEACHER_LOGPROBS,
+        VALUES,
+        ATTENTION_RHYTHM,
+        TOKEN_AGE,
+    ],
 )
 async def annotate(step: Step) -> None:
     """Add the streams that the algorithm needs, and no others. All models are asked at once."""

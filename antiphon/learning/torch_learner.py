@@ -10,7 +10,7 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.losses import LossInputs
 from antiphon.algorithms.registry import resolve_loss
 from antiphon.algorithms.token_loss import token_loss
-from antiphon.core.types import MIXED_CACHE, FloatArray, Pack, WeightsUpdate
+from antiphon.core.types import MIXED_CACHE, SAMPLING_SUPPORT, FloatArray, Pack, WeightsUpdate
 from antiphon.learning.checkpointed_learner import gather_copies, trim_memory
 from antiphon.learning.config import OptimizerConfig
 from antiphon.learning.host_device_copy import sum_measures
@@ -117,6 +117,7 @@ class TorchLearner(PackLearner):
 
     def _forward(self, pack: Pack, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the log-probs and entropies of the loss tokens, [N] each."""
+        support = self._tensor(pack.streams[SAMPLING_SUPPORT]) if SAMPLING_SUPPORT in pack.streams else None
 
         def compute(hidden: torch.Tensor, here: slice) -> tuple[torch.Tensor, torch.Tensor]:
             return token_logprobs(
@@ -126,6 +127,7 @@ class TorchLearner(PackLearner):
                 self._tensor(pack.temperatures)[targets[here]],
                 self.config.logits_chunk,
                 self.shards.vocabulary,
+                None if support is None else support[targets[here]],
             )
 
         with self._autocast():

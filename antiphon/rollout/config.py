@@ -19,11 +19,14 @@ class SamplingConfig(Config):
     temperature: Annotated[float, unit("factor")] = Field(1.0, ge=0.0)
     """0 is greedy."""
     top_p: Annotated[float, unit("probability")] = Field(1.0, gt=0.0, le=1.0)
-    """Sample from the most probable tokens whose probabilities add up to this; 1 means no limit."""
+    """Sample from the most probable tokens whose probabilities add up to this; 1 means no limit. Training needs `top_k`
+    with it."""
     top_k: Annotated[int, unit("tokens")] = Field(0, ge=0)
-    """Sample from this many most probable tokens; 0 means no limit."""
+    """Sample from this many most probable tokens; 0 means no limit. In training at most 1024: learner and engine then compute
+    log-probs of the truncated distribution."""
     min_p: Annotated[float, unit("probability")] = Field(0.0, ge=0.0, lt=1.0)
-    """Sample from tokens of at least this probability, relative to that of the most probable token; 0 means no limit."""
+    """Sample from tokens of at least this probability, relative to that of the most probable token; 0 means no limit.
+    Training needs `top_k` with it."""
     stop: tuple[str, ...] = ()
     """Strings that end a completion; they remain part of it."""
 

@@ -9,7 +9,15 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Sampling, Streams
+from antiphon.core.types import (
+    MIXED_CACHE,
+    SAMPLING_SUPPORT,
+    FinishReason,
+    GenerateRequest,
+    OnUpdate,
+    Sampling,
+    Streams,
+)
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.engine import NativeEngine
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
@@ -35,7 +43,7 @@ def model(tmp_path_factory):
     return str(directory)
 
 
-def play(model, exchange, mode, temperature):
+def play(model, exchange, mode, **how):
     """Generate 40 requests in 10 groups with three updates on the way; returns them, their deltas, weights by version."""
     rng = np.random.default_rng(5)
     learner = TorchLearner(model, LearnerConfig(), seed=0)
@@ -47,7 +55,7 @@ def play(model, exchange, mode, temperature):
     requests = {}
     for number in range(40):
         prompt = np.random.default_rng(number // 4).integers(4, 61, 5 + 3 * (number // 4)).astype(np.int32)
-        sampling = Sampling(max_tokens=int(rng.integers(4, 70)), temperature=temperature, seed=number)
+        sampling = Sampling(max_tokens=int(rng.integers(4, 70)), seed=number, **how)
         requests[str(number)] = GenerateRequest(id=str(number), tokens=prompt, sampling=sampling)
         engine.add(requests[str(number)])
     deltas = {key: [] for key in requests}
@@ -76,14 +84,16 @@ def snapshot(learner):
 
 def learner_logprobs(learner, weights, samples):
     learner.model.load_state_dict(weights)
-    members, packs = pack_samples(samples, 200)
+    members, packs = pack_samples(samples, 200, [SAMPLING_SUPPORT])
     return split_packs(samples, members, learner.predict(packs))
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize(
+    "how", [{}, {"temperature": 0.7}, {"top_k": 20, "top_p": 0.6, "min_p": 0.01}, {"top_k": 100}], ids=str
+)
 @pytest.mark.parametrize("mode", list(OnUpdate))
-def test_log_probs_agree_token_by_token(model, tmp_path, mode, temperature):
-    learner, requests, deltas, weights = play(model, tmp_path, mode, temperature)
+def test_log_probs_agree_token_by_token(model, tmp_path, mode, how):
+    learner, requests, deltas, weights = play(model, tmp_path, mode, **how)
     keys = [key for key, found in deltas.items() if sum(len(d.tokens) for d in found)]
     column = {
         name: {key: np.concatenate([getattr(d, name) for d in deltas[key]]) for key in keys}

@@ -31,6 +31,7 @@ from antiphon.core.types import (
     OLD_VALUE,
     REFERENCE_LOGPROBS,
     RETURNS,
+    SAMPLING_SUPPORT,
     TEACHER_LOGPROBS,
     VALUES,
     FinishReason,
@@ -153,11 +154,24 @@ def samples():
                 tokens=tokens,
                 logprobs=(-5 + rng.normal(0, 0.3, count)).astype(np.float32),
                 versions=np.zeros(count, np.int32),
-                streams=Streams({MIXED_CACHE: rng.random(count) < 0.5} if group == 1 else {}),
+                streams=streams_of(group, tokens, rng),
                 finish=FinishReason.STOP,
             )
             groups[-1].append(with_targets(sample_of(request, [delta], float(rng.normal()))))
     return groups
+
+
+def streams_of(group, tokens, rng):
+    """One group is flagged in part; one was sampled from 1 to 40 tokens of the vocabulary, but for the first of each reply."""
+    if group == 1:
+        return Streams({MIXED_CACHE: rng.random(len(tokens)) < 0.5})
+    if group != 2:
+        return Streams()
+    support = np.stack([rng.permutation(131)[:40] + 1 for _ in tokens]).astype(np.int32)
+    support[np.arange(40) >= rng.integers(1, 40, (len(tokens), 1))] = 0
+    support[:, 0] = tokens + 1
+    support[0] = 0
+    return Streams({SAMPLING_SUPPORT: support})
 
 
 def batch_for(mesh):

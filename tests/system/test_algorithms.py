@@ -100,6 +100,27 @@ def test_moe_is_trained_through_the_experts_that_sampled(project, tmp_path):
     assert not audit(project.folder / "runs" / "run").violations
 
 
+def test_truncated_sampling_is_trained_on_as_it_was_sampled(project):
+    """Engine, learner and reference agree about the truncated distribution; one task has a limit of its own."""
+    digits = {"name": "digits", "prompts": {"source": "mytask:problems"}, "reward": "mytask:digits"}
+    tasks = [digits, digits | {"name": "narrow", "sampling": {"top_k": 3}}]
+    given = sections(project, "decoupled_ppo", kl={"coefficient": 0.1})
+    given["rollout"] |= {"async_ratio": 0}
+    given["rollout"]["sampling"] |= {"top_p": 0.8, "top_k": 6}
+    overrides = ["steps=2", "learner.epochs=2", "learner.optimizer.learning_rate=1e-12"]
+    assert train(project, *overrides, **given, tasks=tasks) == 0
+    for step in project.metrics():
+        assert max(abs(step["learner/mismatch_kl"]), abs(step["learner/reference_kl"])) < 1e-8 < step["learner/tokens"]
+    run = project.folder / "runs" / "run"
+    widths = set()
+    for file in (run / "rollouts").glob("*.parquet"):
+        for row in pq.read_table(file).to_pylist():
+            (stream,) = [each for each in row["streams"] if each["name"] == "sampling_support"]
+            widths.add((row["task"], *stream["shape"]))
+    assert widths == {("digits", 6), ("narrow", 3)}
+    assert not audit(run).violations
+
+
 def test_critics_are_part_of_the_cut(project):
     """Killed and gone on with, actor and critics are what they would have been, to the last bit; and so in a replay."""
 

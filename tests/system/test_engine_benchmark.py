@@ -29,6 +29,22 @@ def test_guesses_are_measured_with_a_tiny_model(tmp_path):
     assert figures["speedup_unlike_1"] > 0 and figures["speedup_repetitive"] >= figures["lowest_speedup"] > 0
 
 
+def test_ratios_of_truncated_sampling_are_1(tmp_path):
+    command = [
+        sys.executable,
+        ROOT / "benchmarks" / "truncated_sampling.py",
+        "--tiny",
+        "--pairs",
+        "1",
+        "--tokens",
+        "20",
+    ]
+    done = subprocess.run([*command, "--out", tmp_path / "out.json"], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((tmp_path / "out.json").read_text())["figures"]
+    assert abs(figures["mean_ratio_by_support"] - 1) < 1e-3 < 0.3 < 1 - figures["mean_ratio_by_vocabulary"]
+
+
 def test_all_of_it_runs_with_a_tiny_model(tmp_path):
     out = tmp_path / "engine.json"
     done = subprocess.run(

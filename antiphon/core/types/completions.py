@@ -90,7 +90,10 @@ class Timing:
 @quick_to_pickle
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """Sampled tokens, with log-probs under log-softmax(logits / temperature), or of the logits at temperature 0."""
+    """Sampled tokens, with log-probs under log-softmax(logits / temperature), or of the logits at temperature 0.
+
+    Where the stream `SAMPLING_SUPPORT` is there, log-probs are those of the truncated distribution.
+    """
 
     tokens: IntArray  # [C]
     logprobs: FloatArray  # [C]

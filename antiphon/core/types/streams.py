@@ -6,7 +6,7 @@ follows what models are asked for in a step, and which streams the learner gets.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal, TypeVar
 
@@ -119,19 +119,27 @@ class Streams:
 
     @staticmethod
     def placed(length: int, pieces: Mapping[int, "Streams"]) -> "Streams":
-        """Return streams over `length` tokens with each piece at its start; 0 where there is no piece."""
+        """Return streams over `length` tokens with each piece at its start; 0 where there is none, and behind shorter rows."""
         arrays: dict[StreamSpec, NDArray[Any]] = {}
         for start, piece in pieces.items():
             for spec, array in piece._arrays.items():
-                if spec not in arrays:
-                    arrays[spec] = np.zeros((length, *array.shape[1:]), array.dtype)
-                arrays[spec][start : start + len(array)] = array
+                whole = arrays.pop(spec, np.zeros((length, *array.shape[1:]), array.dtype))
+                row = tuple(map(max, whole.shape[1:], array.shape[1:]))
+                arrays[replace(spec, shape=row)] = whole = pad_rows(whole, row)
+                whole[start : start + len(array)] = pad_rows(array, row)
         return Streams(arrays)
 
     def check_length(self, owner: str, length: int) -> None:
         """Raise `ValueError` unless the streams, if any, cover `length` tokens."""
         if self.length not in (None, length):
             raise ValueError(f"{owner}.streams cover {self.length} tokens, expected {length}")
+
+
+def pad_rows(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return an array [L, …] with zeros behind its rows, so that these have a shape, which is not smaller than theirs."""
+    if array.shape[1:] == shape:
+        return array
+    return np.pad(array, [(0, 0), *((0, most - size) for most, size in zip(shape, array.shape[1:], strict=True))])
 
 
 def _declare(
@@ -147,10 +155,15 @@ MIXED_CACHE = _declare("mixed_cache", "engine", dtype="bool")
 # The experts [layers, k] that computed the output a token was drawn from, plus 1; 0 where they are not known.
 ROUTED_EXPERTS = _declare("routed_experts", "engine", dtype="int16", shape=(None, None))
 
+# Ids, plus 1, of the tokens that truncated sampling chose from, likeliest first, then 0; all 0 is the whole vocabulary. Where
+# it is recorded (`Sampling.support_size`), log-probs are those of the truncated distribution.
+SAMPLING_SUPPORT = _declare("sampling_support", "engine", dtype="int32", shape=(None,))
+
 # --- from models that the `annotate` stage asks ------------------------------------------------------------------------
 
 REFERENCE_LOGPROBS = _declare("reference_logprobs", "reference")
 PROXIMAL_LOGPROBS = _declare("proximal_logprobs", "learner")  # log-probs under the policy before the step
+POLICY_ENTROPY = _declare("policy_entropy", "learner")  # of the distribution that the token was chosen from, in nats
 TEACHER_LOGPROBS = _declare("teacher_logprobs", "teachers")  # mean over the teachers of the task
 VALUES = _declare(
     "values", "critics", shape=(None,)
@@ -174,15 +187,17 @@ TEACHER_TOKENS = _declare("teacher_tokens", "teachers", dtype="int32", shape=(No
 TEACHER_DISTRIBUTION = _declare("teacher_distribution", "teachers", shape=(None,))
 
 # Streams that the learner itself reads, whatever the loss.
-LEARNER_STREAMS = frozenset({MIXED_CACHE, ROUTED_EXPERTS})
+LEARNER_STREAMS = frozenset({MIXED_CACHE, ROUTED_EXPERTS, SAMPLING_SUPPORT})
 
 STREAMS: Mapping[str, StreamSpec] = {
     spec.name: spec
     for spec in (
         MIXED_CACHE,
         ROUTED_EXPERTS,
+        SAMPLING_SUPPORT,
         REFERENCE_LOGPROBS,
         PROXIMAL_LOGPROBS,
+        POLICY_ENTROPY,
         TEACHER_LOGPROBS,
         VALUES,
         ATTENTION_RHYTHM,

@@ -6,6 +6,8 @@ from typing import Any
 
 from antiphon.core.types.pickling import quick_to_pickle
 
+MAX_SUPPORT = 1024  # tokens that a truncated distribution may keep for its support to be recorded
+
 
 @quick_to_pickle
 @dataclass(frozen=True, slots=True, order=True)
@@ -50,6 +52,11 @@ class Sampling:
     def truncated(self) -> bool:
         """True if sampling drops part of the distribution, so that plain log-probs do not describe it."""
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
+
+    @property
+    def support_size(self) -> int:
+        """Most tokens of the support, which is then recorded, see `SAMPLING_SUPPORT`; 0 where it is not."""
+        return self.top_k if self.temperature > 0.0 and self.top_k <= MAX_SUPPORT else 0
 
 
 class OnUpdate(StrEnum):

@@ -23,6 +23,7 @@ from antiphon.core.errors import StateError, WeightsError
 from antiphon.core.types import (
     MIXED_CACHE,
     ROUTED_EXPERTS,
+    SAMPLING_SUPPORT,
     GenerateRequest,
     OnUpdate,
     Streams,
@@ -37,7 +38,7 @@ from antiphon.engines.native.drafts import Drafter, GuessedStep
 from antiphon.engines.native.models import eos_ids, longest_plain_sequence, prepare_model
 from antiphon.engines.native.own_streams import copy_streams
 from antiphon.engines.native.plan import Plan, plan_step
-from antiphon.engines.native.sampling import Floats, SamplingParams, sample, uniform_numbers
+from antiphon.engines.native.sampling import Drawn, SamplingParams, sample, uniform_numbers
 from antiphon.engines.native.slots import MIXED, Indices, SlotTable
 from antiphon.engines.native.weights import copy_weights
 from antiphon.engines.request_checks import validate_request
@@ -222,8 +223,8 @@ class NativeEngine:
         logits, experts = self._forward(Plan(step.others, step.chunks), cache, every=True)
         computed = {} if experts is None else {ROUTED_EXPERTS: experts}
         computed.update(self._own_streams(logits, step.slots))
-        tokens, logprobs = sample(logits, self._sampling_params(step.slots, step.positions))
-        right, deltas = step.count_right(tokens), []
+        drawn = sample(logits, self._sampling_params(step.slots, step.positions))
+        right, deltas = step.count_right(drawn.tokens), []
         for (slot, guess), count in zip(guesses.items(), right, strict=True):
             self._drafter.note(slot, len(guess), count)
             self.counters.guessed_tokens += len(guess)
@@ -235,7 +236,7 @@ class NativeEngine:
             slots, rows = slots[going], rows[going]
             table.cached[slots] += 1
             streams = {spec: array[rows] for spec, array in computed.items()}
-            deltas += self._append_tokens(slots, tokens[rows], logprobs[rows], streams)
+            deltas += self._append_tokens(slots, drawn.rows(rows), streams)
         return deltas
 
     def _run_plan(self, plan: Plan, cache: KVCache) -> list[Delta]:
@@ -254,7 +255,7 @@ class NativeEngine:
             logits = logits[torch.from_numpy(rows).to(logits.device)]
         computed = {} if experts is None else {ROUTED_EXPERTS: experts[rows]}
         computed.update(self._own_streams(logits, slots))
-        return self._append_tokens(slots, *sample(logits, self._sampling_params(slots)), computed)
+        return self._append_tokens(slots, sample(logits, self._sampling_params(slots)), computed)
 
     def compute_streams(self, logits: Tensor, requests: Sequence[GenerateRequest]) -> ArrayOf:
         """Return streams of your own for the tokens that are about to be sampled; a subclass overrides this.
@@ -323,27 +324,24 @@ class NativeEngine:
             top_k=table.top_k[slots],
             min_p=table.min_p[slots],
             uniform=uniform_numbers(table.seed[slots], table.length[slots] if positions is None else positions),
+            support=table.support[slots],
         )
 
-    def _append_tokens(
-        self, slots: Indices, tokens: NDArray[np.int64], logprobs: Floats, computed: ArrayOf
-    ) -> list[Delta]:
+    def _append_tokens(self, slots: Indices, drawn: Drawn, computed: ArrayOf) -> list[Delta]:
         """Append one token to each of `slots` [R]; free the slots whose sequence has ended. Return the deltas."""
-        table = self._table
+        table, tokens, logprobs = self._table, drawn.tokens, drawn.logprobs
         table.tokens[slots, table.length[slots]] = tokens
         table.length[slots] += 1
         ended = np.isin(tokens, self._eos_ids)
         if self._rules:
             ended |= np.array([self._matches_stop_rule(slot) for slot in slots.tolist()], bool)
         reasons = finish_reasons(ended, table.length[slots], table.limit[slots])
-        drawn, versions = tokens.astype(np.int32), np.full(len(slots), self.version, np.int32)
-        streams = [_FLAGS[mixed] for mixed in (table.weights_id[slots] == MIXED).tolist()]
-        for spec, rows in computed.items():
-            streams = [others.with_stream(spec, rows[i : i + 1]) for i, others in enumerate(streams)]
+        new, versions = tokens.astype(np.int32), np.full(len(slots), self.version, np.int32)
+        streams = self._streams(slots, drawn.support, computed)
         deltas = [
             Delta(
                 request=table.requests[slot].id,
-                tokens=drawn[i : i + 1],
+                tokens=new[i : i + 1],
                 logprobs=logprobs[i : i + 1],
                 versions=versions[i : i + 1],
                 streams=streams[i],
@@ -355,6 +353,18 @@ class NativeEngine:
         self._finish([slot for slot, reason in zip(slots.tolist(), reasons, strict=True) if reason is not None])
         self.counters.sampled_tokens += len(slots)
         return deltas
+
+    def _streams(self, slots: Indices, support: NDArray[np.int32] | None, computed: ArrayOf) -> list[Streams]:
+        """Return the streams of the token of each of `slots` [R]."""
+        table = self._table
+        streams = [_FLAGS[mixed] for mixed in (table.weights_id[slots] == MIXED).tolist()]
+        for spec, rows in computed.items():
+            streams = [others.with_stream(spec, rows[i : i + 1]) for i, others in enumerate(streams)]
+        if support is not None:
+            for i in np.flatnonzero(table.support[slots]):
+                own = support[i : i + 1, : table.support[slots[i]]]
+                streams[i] = streams[i].with_stream(SAMPLING_SUPPORT, own)
+        return streams
 
     def _finish(self, slots: Iterable[int]) -> None:
         for slot in slots:

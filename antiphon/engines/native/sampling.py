@@ -5,6 +5,7 @@ who shares the batch, and a request that is taken up elsewhere from the tokens i
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,13 +42,33 @@ class SamplingParams:
     top_k: NDArray[np.int64]  # 0: no limit
     min_p: Floats
     uniform: NDArray[np.float64]
+    support: NDArray[np.int64]  # most tokens of the support that is recorded; 0: it is not
+
+    def rows(self, chosen: NDArray[Any]) -> "SamplingParams":
+        """Return the parameters of some rows."""
+        return SamplingParams(*(getattr(self, name)[chosen] for name in self.__slots__))
 
 
-def sample(logits: Tensor, draw: SamplingParams) -> tuple[NDArray[np.int64], Floats]:
-    """Sample tokens [R] from logits [R, V], which are overwritten; return them with their log-probabilities [R].
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Tokens drawn, one a row."""
+
+    tokens: NDArray[np.int64]  # [R]
+    logprobs: Floats  # [R]
+    support: NDArray[np.int32] | None = None  # [R, K] see `SAMPLING_SUPPORT`; None if no row's is recorded
+
+    def rows(self, chosen: NDArray[Any]) -> "Drawn":
+        """Return what was drawn for some rows."""
+        support = None if self.support is None else self.support[chosen]
+        return Drawn(self.tokens[chosen], self.logprobs[chosen], support)
+
+
+def sample(logits: Tensor, draw: SamplingParams) -> Drawn:
+    """Sample a token from each row of logits [R, V], which are overwritten.
 
     Log-probabilities are of the whole vocabulary at the row's temperature (1 where it is 0), whatever top-p, top-k and
-    min-p cut off. One copy from the device to the host is all the waiting there is.
+    min-p cut off; of what they leave where the support is recorded. Without a support, one copy from the device to the host is
+    all the waiting there is.
     """
     greedy = draw.temperature == 0
     logits = logits.float()
@@ -56,6 +77,7 @@ def sample(logits: Tensor, draw: SamplingParams) -> tuple[NDArray[np.int64], Flo
         logits.div_(torch.from_numpy(scale).to(logits.device, non_blocking=True)[:, None])
     best = logits.argmax(-1) if greedy.any() else None  # costs five times what the maximum alone does
     mass = logits.sub_(logits.amax(-1, keepdim=True)).exp_()  # the likeliest token has 1
+    support = _keep_support(mass, draw)
     blocks = _block_sums(mass)
     total = blocks.sum(-1, dtype=torch.float64)
     chosen = best if best is not None and greedy.all() else _sample_rows(mass, blocks, draw)
@@ -64,17 +86,45 @@ def sample(logits: Tensor, draw: SamplingParams) -> tuple[NDArray[np.int64], Flo
     # Below the smallest normal number exp has lost precision, but such a token is drawn once in 1e37.
     weight = mass.gather(-1, chosen[:, None])[:, 0].double()
     packed = torch.stack([chosen.double(), weight.log() - total.log()]).cpu().numpy()
-    return packed[0].astype(np.int64), packed[1].astype(np.float32)
+    return Drawn(packed[0].astype(np.int64), packed[1].astype(np.float32), support)
+
+
+def _keep_support(mass: Tensor, draw: SamplingParams) -> NDArray[np.int32] | None:
+    """Remove from `mass` [R, V] what the rows with a recorded support exclude; return the support [R, K], see `Drawn`."""
+    recorded = np.flatnonzero(draw.support)
+    if not len(recorded):
+        return None
+    rows = torch.from_numpy(recorded).to(mass.device, non_blocking=True)
+    kept, tokens = truncate_ranked(mass[rows], draw.rows(recorded))
+    mass[rows] = torch.zeros_like(mass[rows]).scatter_(1, tokens, kept)
+    support = np.zeros((len(draw.support), tokens.shape[1]), np.int32)
+    support[recorded] = torch.where(kept > 0, tokens + 1, 0).int().cpu().numpy()
+    return support
+
+
+def truncate_ranked(mass: Tensor, draw: SamplingParams) -> tuple[Tensor, Tensor]:
+    """Return the mass of the likeliest tokens [R, K], 0 for those that are excluded, and the tokens [R, K].
+
+    As `truncate_mass`, for rows with a `support`, of tied tokens only as many as there is room for.
+    """
+    most = min(int(draw.support.max()), mass.shape[1])
+    limit, top_p, min_p = (torch.from_numpy(array).to(mass.device) for array in (draw.support, draw.top_p, draw.min_p))
+    kept, tokens = mass.topk(most)
+    kept.masked_fill_(torch.arange(most, device=mass.device) >= limit[:, None], 0)
+    before = kept.cumsum(-1, dtype=torch.float64) - kept
+    outside = (before >= top_p.double()[:, None] * kept.sum(-1, keepdim=True, dtype=torch.float64)) & (top_p < 1)[
+        :, None
+    ]
+    return kept.masked_fill_(outside | (kept < min_p[:, None]), 0), tokens
 
 
 def _sample_rows(mass: Tensor, blocks: Tensor, draw: SamplingParams) -> Tensor:
-    cut = (draw.temperature > 0) & ((draw.top_p < 1) | (draw.top_k > 0) | (draw.min_p > 0))
+    cut = (draw.temperature > 0) & ((draw.top_p < 1) | (draw.top_k > 0) | (draw.min_p > 0)) & (draw.support == 0)
     uniform = torch.from_numpy(draw.uniform).to(mass.device, non_blocking=True)
     if not cut.any():
         return sample_inverse_cdf(mass, blocks, uniform)
     rows = torch.from_numpy(np.flatnonzero(cut)).to(mass.device, non_blocking=True)
-    limits = SamplingParams(draw.temperature[cut], draw.top_p[cut], draw.top_k[cut], draw.min_p[cut], draw.uniform[cut])
-    kept = truncate_mass(mass[rows], limits)
+    kept = truncate_mass(mass[rows], draw.rows(cut))
     if cut.all():
         return sample_inverse_cdf(kept, _block_sums(kept), uniform)
     return sample_inverse_cdf(mass, blocks, uniform).index_copy_(

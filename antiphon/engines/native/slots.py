@@ -49,13 +49,14 @@ class SlotTable:
     top_p: NDArray[np.float32] = field(init=False)
     top_k: Indices = field(init=False)
     min_p: NDArray[np.float32] = field(init=False)
+    support: Indices = field(init=False)  # see `Sampling.support_size`
     seed: NDArray[np.uint64] = field(init=False)
     requests: dict[int, GenerateRequest] = field(init=False, default_factory=dict)
     _clock: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.tokens = np.zeros((self.slots, self.max_length), np.int32)
-        for name in ("length", "cached", "weights_id", "arrival", "released", "prompt", "limit", "top_k"):
+        for name in ("length", "cached", "weights_id", "arrival", "released", "prompt", "limit", "top_k", "support"):
             setattr(self, name, np.zeros(self.slots, np.int64))
         for name in ("temperature", "top_p", "min_p"):
             setattr(self, name, np.zeros(self.slots, np.float32))
@@ -95,6 +96,7 @@ class SlotTable:
         self.limit[slot] = prompt + sampling.max_tokens
         self.temperature[slot], self.min_p[slot] = sampling.temperature, sampling.min_p
         self.top_p[slot], self.top_k[slot] = sampling.top_p, sampling.top_k
+        self.support[slot] = sampling.support_size
         self.seed[slot] = sampling.seed & 0xFFFFFFFFFFFFFFFF
         self.requests[slot] = request
 

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import distributed
 
+EXCLUDED = -1e30  # logit of a token that cannot be sampled: its probability is 0, and 0 times it is no NaN
+
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
@@ -28,8 +30,11 @@ def token_logprobs(
     temperatures: torch.Tensor,  # [N], positive
     chunk: int,
     vocabulary: Vocabulary | None = None,
+    support: torch.Tensor | None = None,  # [N, K], see `SAMPLING_SUPPORT`
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-softmax of `hidden @ weight.T / temperature` at the targets, and the entropies of the same distributions, [N] each.
+
+    A distribution is that of its support alone, if it has one.
 
     Differentiable in hidden and weight. `chunk` bounds how many tokens' logits exist; up to that many are kept for the backward
     pass, beyond it they are computed again. Where each rank has some rows of the head, `vocabulary` says which: no rank ever
@@ -41,7 +46,7 @@ def token_logprobs(
         hidden = hidden.to(torch.get_autocast_dtype(kind))
     with torch.autocast(kind, enabled=False):
         result: tuple[torch.Tensor, torch.Tensor] = _TokenLogprobs.apply(
-            hidden, weight, targets, temperatures, chunk, vocabulary
+            hidden, weight, targets, temperatures, chunk, vocabulary, support
         )
     return result
 
@@ -56,6 +61,7 @@ class _TokenLogprobs(torch.autograd.Function):
         temperatures: torch.Tensor,
         chunk: int,
         vocabulary: Vocabulary | None,
+        support: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         scale = temperatures.to(_precision(hidden.dtype)).reciprocal()
         targets, there = (targets, None) if vocabulary is None else vocabulary.rows(targets, len(weight))
@@ -65,6 +71,7 @@ class _TokenLogprobs(torch.autograd.Function):
         for part in range(0, len(hidden), chunk):
             span = slice(part, part + chunk)
             logits = _logits(hidden[span], head, scale[span])
+            _exclude(logits, support, span, vocabulary)
             normaliser = _normaliser(logits, vocabulary)
             probabilities = (logits - normaliser[:, None]).exp_()
             chosen = logits.gather(-1, targets[span, None])[:, 0]
@@ -80,7 +87,7 @@ class _TokenLogprobs(torch.autograd.Function):
             logprobs = entropies = normalisers = [scale]  # of nothing
         entropy = torch.cat(entropies)
         ctx.save_for_backward(hidden, weight, targets, there, scale, torch.cat(normalisers), entropy, kept)
-        ctx.chunk, ctx.vocabulary = chunk, vocabulary
+        ctx.chunk, ctx.vocabulary, ctx.support = chunk, vocabulary, support
         ctx.set_materialize_grads(False)
         return torch.cat(logprobs), entropy
 
@@ -97,7 +104,9 @@ class _TokenLogprobs(torch.autograd.Function):
             span = slice(part, part + ctx.chunk)
             p = kept
             if p is None:
-                p = _logits(hidden[span], head, scale[span]).sub_(normalisers[span, None]).exp_()
+                p = _logits(hidden[span], head, scale[span])
+                _exclude(p, ctx.support, span, ctx.vocabulary)
+                p.sub_(normalisers[span, None]).exp_()
             # d logprob_y / d z = onehot_y - p;  d entropy / d z = -p (log p + entropy)
             gradient = p * -grad_logprobs[span, None]
             if grad_entropies is not None:
@@ -117,7 +126,7 @@ class _TokenLogprobs(torch.autograd.Function):
             distributed.all_reduce(grad_hidden, group=ctx.vocabulary.group)
         if grad_weight is None and ctx.needs_input_grad[1]:
             grad_weight = torch.zeros_like(weight)
-        return grad_hidden, grad_weight, None, None, None, None
+        return grad_hidden, grad_weight, *[None] * 5
 
 
 def _normaliser(logits: torch.Tensor, vocabulary: Vocabulary | None) -> torch.Tensor:
@@ -129,6 +138,18 @@ def _normaliser(logits: torch.Tensor, vocabulary: Vocabulary | None) -> torch.Te
     total = (logits - most[:, None]).exp_().sum(-1)
     distributed.all_reduce(total, group=vocabulary.group)
     return total.log_() + most
+
+
+def _exclude(logits: torch.Tensor, support: torch.Tensor | None, span: slice, vocabulary: Vocabulary | None) -> None:
+    """Lower the logits [n, V] of what is not in the support of the tokens `span`, if they have one, so that nothing is left."""
+    if support is None:
+        return
+    own, count = support[span].long(), logits.shape[1]
+    start = 0 if vocabulary is None else vocabulary.start
+    columns = own - start  # 0 is not a token of this rank, as are those above `count`
+    columns = columns.where((columns > 0) & (columns <= count), 0)
+    kept = torch.zeros(len(own), count + 1, dtype=torch.bool, device=logits.device).scatter_(1, columns, True)[:, 1:]
+    logits.masked_fill_(~kept & (own > 0).any(1, keepdim=True), EXCLUDED)
 
 
 def plain_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

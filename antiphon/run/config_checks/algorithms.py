@@ -17,6 +17,7 @@ from antiphon.core.types import (
     KL_REWARD,
     RETURNS,
     ROUTED_EXPERTS,
+    SAMPLING_SUPPORT,
     STREAMS,
     TEACHER_LOGPROBS,
     VALUES,
@@ -96,6 +97,7 @@ def _missing_settings(config: "RunConfig") -> dict[StreamSpec, str]:
             all(each.routed_experts for _, each in iterate_engines(config)),
             "engine.routed_experts: true",
         ),
+        SAMPLING_SUPPORT: (config.rollout.sampling.sampling().support_size > 0, "rollout.sampling.top_k: 50"),
     }
     return {spec: setting for spec, (is_set, setting) in settings.items() if not is_set}
 

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 from antiphon.cluster.config import PlacementConfig
 from antiphon.cluster.placement import ANYWHERE
-from antiphon.rollout.config import SamplingConfig
+from antiphon.core.types import Sampling
+from antiphon.core.types.versions import MAX_SUPPORT
 from antiphon.run.config_checks.common import Problem, iterate_engines
-from antiphon.tasks.config import TaskSamplingConfig
 
 if TYPE_CHECKING:
     from antiphon.run.config import RunConfig
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 def check_sampling(config: "RunConfig") -> Iterator[Problem]:
     """Check that the learner can reproduce the sampling distribution, of the run and of each task."""
-    yield from _check_distribution(config.rollout.sampling, "rollout.sampling")
+    own = config.rollout.sampling.sampling()
+    yield from _check_distribution(own, {*own.__slots__}, "rollout.sampling", config)
     for index, task in enumerate(config.tasks):
-        if task.weight:
-            yield from _check_distribution(task.sampling, f"tasks.{index}.sampling")
+        if task.weight and (changed := {*task.sampling.changes}):
+            yield from _check_distribution(task.sampling.apply(own), changed, f"tasks.{index}.sampling", config)
         if config.rollout.sampler and task.sampling.changes:
             yield f"tasks.{index}.sampling", "cannot be combined with rollout.sampler, which chooses how to sample"
         if config.algorithm.reward.overlong_tokens and task.sampling.max_tokens is not None:
@@ -28,19 +29,25 @@ def check_sampling(config: "RunConfig") -> Iterator[Problem]:
             )
 
 
-def _check_distribution(sampling: SamplingConfig | TaskSamplingConfig, at: str) -> Iterator[Problem]:
-    if sampling.temperature == 0.0:
+def _check_distribution(sampling: Sampling, changed: set[str], at: str, config: "RunConfig") -> Iterator[Problem]:
+    if sampling.temperature == 0.0 and "temperature" in changed:
         yield (
             f"{at}.temperature",
             "must be above 0: with greedy sampling all siblings are equal, and log-probs have no meaning",
         )
-    for field, neutral in {"top_p": 1.0, "top_k": 0, "min_p": 0.0}.items():
-        value = getattr(sampling, field)
-        if value not in (None, neutral):
+    neutral = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    cut = [name for name in neutral if name in changed and getattr(sampling, name) != neutral[name]]
+    for name in cut[:1]:
+        if not 0 < sampling.top_k <= MAX_SUPPORT:
             yield (
-                f"{at}.{field}",
-                f"must be {neutral:g} in training, not {value:g}: it truncates the distribution, and the learner cannot "
-                "compute log-probs without the support, which is not recorded",
+                f"{at}.top_k",
+                f"must be 1 to {MAX_SUPPORT} in training with {name}, not {sampling.top_k}: what a token is sampled from is "
+                "recorded, so that the learner computes log-probs of the same truncated distribution",
+            )
+        for engine in (f"{key}.kind" for key, engine in iterate_engines(config) if engine.kind != "native"):
+            yield (
+                f"{at}.{name}",
+                f"needs engines of kind native in training: that of {engine} does not record the support",
             )
 
 

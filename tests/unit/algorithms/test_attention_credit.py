@@ -22,6 +22,7 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.sections import RhythmConfig
 from antiphon.core.types import (
     ATTENTION_RHYTHM,
+    POLICY_ENTROPY,
     AttemptId,
     AttemptStatus,
     PolicyVersion,
@@ -147,11 +148,13 @@ def test_what_is_no_number_is_not_chosen(kind):
 # --- of a sample ---------------------------------------------------------------------------------------------------------
 
 
-def sample(mask, logprobs=None, waad=None, fai=None, sibling=0) -> Sample:
+def sample(mask, logprobs=None, waad=None, fai=None, entropy=None, sibling=0) -> Sample:
     zeros = np.zeros(len(mask), np.float32)
     streams = Streams()
     if waad is not None:
         streams = streams.with_stream(ATTENTION_RHYTHM, np.stack([np.float32(waad), np.float32(fai)], -1))
+    if entropy is not None:
+        streams = streams.with_stream(POLICY_ENTROPY, np.float32(entropy))
     version = PolicyVersion(0, 0)
     return Sample(
         meta=TrajectoryMeta(
@@ -196,9 +199,9 @@ def test_no_kind_changes_nothing():
     assert amplify_advantages(sample([1, 1]), advantages, RhythmConfig()) is advantages
 
 
-def test_surprising_tokens():
+def test_tokens_of_high_entropy():
     config = RhythmConfig(kind="entropy", share=0.5)
-    given = sample([0, 1, 1, 1, 1], logprobs=[-9, -0.5, -2, 0, -1])
+    given = sample([0, 1, 1, 1, 1], entropy=[9, 0.5, 2, 0, 1])
     assert amplification_factors(given, config).tolist() == [1, 1.5, 1, 1.5]
 
 

@@ -47,6 +47,12 @@ def test_tokens_are_those_of_an_engine_without_guesses(seed, slots):
         assert guessing.finish(name) is plain.finish(name)
         np.testing.assert_allclose(guessing._joined(name, "logprobs"), plain._joined(name, "logprobs"), atol=TOLERANCE)
     counters = guessing.engine.counters
+    recorded = [name for name, each in plain.requests.items() if each.sampling.support_size]
+    assert recorded
+    for name in recorded:
+        supports = [host.stream(name, "sampling_support") for host in (guessing, plain)]
+        assert np.array_equal(*supports) and supports[0].shape[1] == 5
+        assert all(token + 1 in kept for token, kept in zip(plain.tokens(name), supports[0], strict=True))
     assert counters.sampled_tokens == plain.engine.counters.sampled_tokens
     assert 0 < counters.confirmed_tokens < counters.guessed_tokens and counters.steps < plain.engine.counters.steps
 

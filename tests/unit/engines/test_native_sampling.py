@@ -5,14 +5,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from antiphon.engines.native.sampling import SamplingParams, sample, sample_inverse_cdf, truncate_mass, uniform_numbers
 
 
 def make_draw(rows: int, **changes: float) -> SamplingParams:
     """The same draw for every row, at uniform 0.5 unless told."""
-    fields = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "uniform": 0.5} | changes
-    kinds = {"top_k": np.int64, "uniform": np.float64}
+    fields = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "uniform": 0.5, "support": 0} | changes
+    kinds = {"top_k": np.int64, "support": np.int64, "uniform": np.float64}
     return SamplingParams(**{name: np.full(rows, value, kinds.get(name, np.float32)) for name, value in fields.items()})
 
 
@@ -64,11 +65,46 @@ def test_rows_are_truncated_each_by_its_own_limits() -> None:
         top_k=np.array([0, 0, 0, 3]),
         min_p=np.zeros(4, np.float32),
         uniform=np.full(4, 0.999999),
+        support=np.zeros(4, np.int64),
     )
-    tokens, logprobs = sample(logits.clone(), draw)
+    drawn = sample(logits.clone(), draw)
+    tokens, logprobs = drawn.tokens, drawn.logprobs
+    assert drawn.support is None
     assert tokens[0] > 490 and tokens[1] < 20 and tokens[2] == 0 and tokens[3] == 2
     expected = torch.log_softmax(logits.double(), -1)[range(4), tokens.tolist()]
     assert np.allclose(logprobs, expected, atol=1e-6)
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    size=st.integers(2, 700),
+    temperature=st.floats(0.3, 2),
+    top_k=st.integers(1, 60),
+    top_p=st.floats(0.05, 1.0),
+    min_p=st.floats(0, 0.5),
+)
+def test_a_recorded_support_is_that_of_transformers(
+    seed: int, size: int, temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    """The support, the log-prob among its tokens, and the token, which is drawn as where nothing is recorded."""
+    rng = np.random.default_rng(seed)
+    logits = torch.from_numpy(rng.normal(0, 3, (2, size)).astype(np.float32))
+    limits = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "uniform": rng.random()}
+    draw = make_draw(2, **limits, support=top_k)
+    draw.top_k[1] = draw.support[1] = 0  # beside one from the other rules alone
+    drawn, plain = sample(logits.clone(), draw), sample(logits.clone(), make_draw(2, **limits))
+    warped = logits[:1] / np.float32(temperature)
+    for warper in (TopKLogitsWarper(top_k), TopPLogitsWarper(float(np.float32(top_p))), MinPLogitsWarper(min_p)):
+        warped = warper(None, warped)
+    kept = torch.isfinite(warped[0]).nonzero()[:, 0].tolist()
+    ours = [token - 1 for token in drawn.support[0].tolist() if token]
+    assert len(ours) == len({*ours}) and not drawn.support[1].any()
+    if {*ours} == {*kept}:  # else rounding decides about the last of them
+        assert drawn.tokens[0] == plain.tokens[0]
+        expected = torch.log_softmax(warped.double(), -1)[0, drawn.tokens[0]]
+        assert drawn.logprobs[0] == pytest.approx(float(expected), abs=1e-5)
+    else:
+        assert len({*ours} ^ {*kept}) == 1 and (top_p < 1 or min_p > 0)
 
 
 @pytest.mark.parametrize("size", [7, 256, 1000])
@@ -97,7 +133,8 @@ def test_a_token_without_mass_is_never_drawn(seed: int, uniform: float, size: in
     logits = torch.from_numpy(rng.normal(0, 3, (3, size)).astype(np.float32))
     logits[torch.from_numpy(rng.random((3, size)) < 0.8)] = float("-inf")
     logits[:, int(rng.integers(size))] = 0.0
-    tokens, logprobs = sample(logits.clone(), make_draw(3, uniform=uniform))
+    drawn = sample(logits.clone(), make_draw(3, uniform=uniform))
+    tokens, logprobs = drawn.tokens, drawn.logprobs
     expected = torch.log_softmax(logits.double(), -1)[range(3), tokens.tolist()].numpy()
     assert np.isfinite(logprobs).all() and np.allclose(logprobs, expected, atol=1e-5)
 
@@ -108,7 +145,8 @@ def test_temperature_and_greedy_logprobs() -> None:
     draw = make_draw(64, temperature=0.7)
     draw.temperature[::2] = 0
     draw.uniform[:] = np.random.default_rng(0).random(64)
-    tokens, logprobs = sample(logits.clone(), draw)
+    drawn = sample(logits.clone(), draw)
+    tokens, logprobs = drawn.tokens, drawn.logprobs
     assert np.array_equal(tokens[::2], logits.argmax(-1).numpy()[::2])
     scale = torch.where(torch.arange(64) % 2 == 0, 1.0, 0.7)[:, None]
     expected = torch.log_softmax(logits.double() / scale, -1)[range(64), tokens.tolist()]

@@ -31,6 +31,32 @@ def test_derivatives_are_right(inputs, chunk):
     assert torch.autograd.gradcheck(lambda h, w: token_logprobs(h, w, targets, temperatures, chunk), (hidden, weight))
 
 
+@pytest.fixture
+def support(inputs):
+    """Of 1 to 6 tokens, that which was sampled among them; the last two tokens have the whole vocabulary."""
+    generator = torch.Generator().manual_seed(2)
+    others = torch.stack([torch.randperm(13, generator=generator)[:6] for _ in range(11)]) + 1
+    found = others * (torch.arange(6) < torch.arange(11)[:, None] % 6 + 1)
+    found[:, 0] = inputs[2] + 1
+    found[-2:] = 0
+    return found.int()
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 100])
+def test_a_support_is_all_that_could_be_sampled(inputs, support, chunk):
+    hidden, weight, targets, temperatures = inputs
+    found = token_logprobs(hidden, weight, targets, temperatures, chunk, None, support)
+    logits, wanted = hidden @ weight.T / temperatures[:, None], []
+    for row, tokens, target in zip(logits, support.tolist(), targets.tolist(), strict=True):
+        kept = sorted({token - 1 for token in tokens if token}) or [*range(13)]
+        own = row[kept].log_softmax(-1)
+        wanted.append((own[kept.index(target)], -(own.exp() * own).sum()))
+    wanted = [torch.stack(column) for column in zip(*wanted, strict=True)]
+    torch.testing.assert_close([*found], wanted)
+    ours, theirs = (torch.autograd.grad((p.sin() - 0.3 * e).sum(), (hidden, weight)) for p, e in (found, wanted))
+    torch.testing.assert_close(ours, theirs)
+
+
 @pytest.mark.parametrize("chunk", [4, 100])
 def test_under_autocast_products_alone_are_rounded(inputs, chunk):
     hidden, weight = (tensor.detach().float().requires_grad_() for tensor in inputs[:2])

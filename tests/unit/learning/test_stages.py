@@ -14,6 +14,7 @@ from antiphon.algorithms.registry import ADVANTAGES, LOSSES
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import (
     ENTROPY_WEIGHT,
+    POLICY_ENTROPY,
     PROXIMAL_LOGPROBS,
     RETURNS,
     TOKEN_AGE,
@@ -41,6 +42,9 @@ class Here:
 
     async def predict(self, packs):
         return self.learner.predict(list(packs))
+
+    async def logprobs_and_entropies(self, packs):
+        return self.learner.logprobs_and_entropies(list(packs))
 
     async def attention_stats(self, packs):
         return self.learner.attention_stats(list(packs))
@@ -75,6 +79,25 @@ def step_of(directory, algorithm, groups=4, siblings=2, **config):
         for group in range(groups)
     ]
     return Step(number=1, version=0, samples=samples, pipeline=training(directory, algorithm, **config))
+
+
+def test_tokens_of_high_entropy_are_amplified(model_directories):
+    """The policy's entropy before the step, of the distribution that each token was chosen from."""
+    algorithm = AlgorithmConfig(rhythm={"kind": "entropy", "share": 0.3, "amplification": 3.0}, advantage_clip=1.0)
+    step = step_of(model_directories["llama"], algorithm)
+    step.pipeline.estimate_advantages = lambda groups, _: [
+        [np.full(9, -2.0, np.float32) for _ in samples] for samples in groups
+    ]
+    asyncio.run(annotate(step))
+    asyncio.run(advantages(step))
+    policy = AutoModelForCausalLM.from_pretrained(model_directories["llama"])
+    for sample in step.flat:
+        logits = policy(torch.from_numpy(sample.segment.tokens)[None].long()).logits[0].detach()
+        before = torch.distributions.Categorical(logits=logits[:-1]).entropy().numpy()[sample.segment.loss_mask[1:]]
+        np.testing.assert_allclose(sample.streams[POLICY_ENTROPY][sample.segment.loss_mask], before, atol=1e-5)
+        chosen = np.argsort(-before)[: max(1, round(0.3 * len(before)))]
+        amplified = sample.advantages[sample.segment.loss_mask] == -3.0
+        assert np.flatnonzero(amplified).tolist() == sorted(chosen)
 
 
 @pytest.mark.parametrize("minibatches, epochs, computed", [(1, 1, False), (2, 1, True), (1, 2, True)])
