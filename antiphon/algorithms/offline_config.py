@@ -31,7 +31,13 @@ class DistillationConfig(Config):
     teacher: str
     """A directory or Hugging Face id of a model with the tokenizer of the one that is trained; or package.module:function."""
     divergence: Literal[
-        "forward_kl", "reverse_kl", "jensen_shannon", "total_variation", "skewed_forward_kl", "skewed_reverse_kl"
+        "forward_kl",
+        "reverse_kl",
+        "adaptive_kl",
+        "jensen_shannon",
+        "total_variation",
+        "skewed_forward_kl",
+        "skewed_reverse_kl",
     ] = "forward_kl"
     """Divergence between the token distributions of teacher and student; forward is KL(teacher || student)."""
     skew: Annotated[float, unit("share")] = Field(0.1, gt=0.0, lt=1.0)
@@ -44,3 +50,5 @@ class DistillationConfig(Config):
     """Number of the teacher's likeliest tokens that are told apart; all others count as one. 0 tells all apart."""
     sft_weight: Annotated[float, unit("share")] = Field(0.0, ge=0.0, lt=1.0)
     """Weight of the negative log-likelihood of the responses; the divergence has the rest."""
+    on_prompts: bool = False
+    """Learn from the tokens of prompts too, but for the first of each, which nothing predicts."""

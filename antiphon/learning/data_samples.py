@@ -78,6 +78,11 @@ def make_response(number: int, prompt: IntArray, response: IntArray) -> list[Sam
     return [sample_from_tokens(AttemptId(number, 0, 0), prompt, response)]
 
 
+def make_text(number: int, prompt: IntArray, response: IntArray) -> list[Sample]:
+    """The same, with the tokens of the prompt in the loss too."""
+    return make_response(number, prompt[:0], np.concatenate([prompt, response]))
+
+
 def sample_from_tokens(identity: AttemptId, prompt: IntArray, response: IntArray) -> Sample:
     """A response that was written, tokens [P] and [C]: those of the response are in the loss."""
     tokens = np.concatenate([prompt, response])

@@ -28,7 +28,14 @@ from antiphon.core.errors import DataError
 from antiphon.core.rng import derive, generator
 from antiphon.core.types import REFERENCE_LOGPROBS, Pack, Prompt, Sample, TrainBatch
 from antiphon.core.workers import WorkerHandle
-from antiphon.learning.data_samples import make_pair, make_response, make_scored_pair, pair_mean_batch, token_mean_batch
+from antiphon.learning.data_samples import (
+    make_pair,
+    make_response,
+    make_scored_pair,
+    make_text,
+    pair_mean_batch,
+    token_mean_batch,
+)
 from antiphon.learning.learner import WorkerLearner
 from antiphon.learning.packing import pack_samples, split_packs
 from antiphon.learning.parallel.rank_group import RankGroup
@@ -103,7 +110,7 @@ def distill(config: DistillConfig, *, overwrite: bool = False, resume: bool = Fa
 
         return await run.train(learner, taught)
 
-    return _run(config, make_response, main, overwrite, resume)
+    return _run(config, make_text if config.distill.on_prompts else make_response, main, overwrite, resume)
 
 
 class WorkerOfflineLearner(WorkerLearner):

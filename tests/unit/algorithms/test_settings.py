@@ -123,12 +123,15 @@ SETTINGS: dict[type[BaseModel], dict[str, Setting]] = {
         "label_smoothing": Setting(0.0, (0.0, 0.49), (-0.01, 0.5)),
     },
     DistillationConfig: {
-        "divergence": Setting("forward_kl", ("reverse_kl", "jensen_shannon", "skewed_reverse_kl"), ("k3",)),
+        "divergence": Setting(
+            "forward_kl", ("reverse_kl", "adaptive_kl", "jensen_shannon", "skewed_reverse_kl"), ("k3",)
+        ),
         "skew": Setting(0.1, (0.01, 0.99), (0.0, 1.0)),
         "student_temperature": Setting(1.0, *POSITIVE),
         "teacher_temperature": Setting(1.0, *POSITIVE),
         "top_k": Setting(64, *COUNT),
         "sft_weight": Setting(0.0, *HALF_OPEN),
+        "on_prompts": Setting(False, (True,)),
     },
 }
 REQUIRED: dict[type[BaseModel], dict[str, Any]] = {

@@ -18,7 +18,14 @@ from antiphon.algorithms.distillation_losses import DIVERGENCES
 from antiphon.algorithms.offline_config import DistillationConfig, PreferenceConfig
 from antiphon.core.types import PAIR, REFERENCE_LOGPROBS, TrainBatch
 from antiphon.learning.config import LearnerConfig, LoraConfig, OptimizerConfig
-from antiphon.learning.data_samples import make_pair, make_response, make_scored_pair, pair_mean_batch, token_mean_batch
+from antiphon.learning.data_samples import (
+    make_pair,
+    make_response,
+    make_scored_pair,
+    make_text,
+    pair_mean_batch,
+    token_mean_batch,
+)
 from antiphon.learning.objectives.distill import DistillationLearner, Teacher
 from antiphon.learning.objectives.pairs import PreferenceLearner, RewardLearner
 from antiphon.offline.run import Offline
@@ -230,6 +237,15 @@ def test_distillation_is_that_of_plain_forwards(model_directories, divergence, t
     assert loss == pytest.approx(want.item(), rel=1e-4)
     assert relative(gradient, flat(plain)) < 1e-4  # the teacher says it in single precision
     assert agreed == alike, "tokens that both hold most likely"
+
+
+def test_prompts_may_be_learned_from_too():
+    prompt, response = np.int32([1, 2, 3]), np.int32([4, 5])
+    (text,), (response_alone,) = (make(0, prompt, response) for make in (make_text, make_response))
+    assert np.array_equal(text.segment.tokens, response_alone.segment.tokens)
+    (pack,) = token_mean_batch([[text]], 99).updates[0].packs[0]
+    assert pack.loss_mask.tolist() == [False, True, True, True, True]
+    assert response_alone.segment.loss_mask.tolist() == [False, False, False, True, True]
 
 
 @settings(max_examples=12)
