@@ -57,6 +57,7 @@ def audit(directory: Path) -> Audit:
             audit_ledger.check_repeats(db),
             audit_ledger.check_resumes(db, rollout, curricula),
             audit_ledger.check_freshness(db, rollout),
+            audit_ledger.check_engine_versions(db),
             audit_ledger.check_evaluations(db),
             audit_files.check_trajectories(db, directory),
             audit_files.check_token_stats(db, directory),

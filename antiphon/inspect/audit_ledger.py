@@ -207,6 +207,17 @@ def check_freshness(db: sqlite3.Connection, rollout: dict[str, Any]) -> Iterator
         )
 
 
+def check_engine_versions(db: sqlite3.Connection) -> Iterator[str]:
+    """Check that attempts were sampled by versions that engines got, none older than the one they started at."""
+    yield from report_rows(
+        db,
+        "attempts trained on with a version that no engine got, or older than their start",
+        "SELECT lineage, step, grp, started, newest FROM trained WHERE newest < started"
+        " OR EXISTS (SELECT started UNION SELECT newest"
+        " EXCEPT SELECT version FROM versions EXCEPT SELECT version FROM lineages)",
+    )
+
+
 def check_evaluations(db: sqlite3.Connection) -> Iterator[str]:
     """Check that evaluations measured the versions that they are said to have measured.
 

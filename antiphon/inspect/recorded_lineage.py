@@ -45,7 +45,8 @@ class Publication:
     """A step published its version."""
 
     version: int
-    digest: int | None  # of the weights
+    digest: int | None  # of the weights, if engines got them
+    to_engines: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,4 +130,7 @@ def _read_steps(reader: RunReader, lineage: int) -> Iterator[tuple[int, StepBegi
         groups = tuple(reader.list_groups(lineage, step.step))
         yield step.began, StepBegin(step=step.step, groups=groups, batch=step.batch)
         if step.released is not None and step.version is not None:
-            yield step.released, Publication(version=step.version, digest=step.weights)
+            yield (
+                step.released,
+                Publication(version=step.version, digest=step.weights, to_engines=step.to_engines),
+            )

@@ -150,8 +150,8 @@ class Replayer:
                     groups = await _take_groups(event, scheduler, owner)
                     await self._build_batch(groups, event, scheduler.admission.version.n)
                     steps += 1
-                case Publication():
-                    scheduler.publish(scheduler.admission.version.next())
+                case Publication(to_engines=to_engines):
+                    scheduler.publish(scheduler.admission.version.next(), to_engines)
                     scheduler.admit()
                     await self._compare_weights(event)
                     await self._restore_weights(lineage, lineage.step + steps)
@@ -211,7 +211,7 @@ class Replayer:
 
     async def _compare_weights(self, recorded: Publication) -> None:
         """Raise `ReplayMismatchError` unless the learner has the recorded weights of a version."""
-        if self._models is None or self._context is None or not self._is_training:
+        if self._models is None or self._context is None or not self._is_training or not recorded.to_engines:
             return
         update = await self._models.learner.publish(recorded.version, self._context)
         if update.manifest.digest != recorded.digest:

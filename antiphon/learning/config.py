@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from antiphon.core.config import Config, options_by_kind, parse, unit
+from antiphon.core.errors import ValidatorError
 from antiphon.learning.backend_options import (
     DeepSpeedOptions,
     MegatronOptions,
@@ -57,6 +58,7 @@ def megatron_problems(learner: "LearnerConfig") -> Iterator[tuple[str, str]]:
     mesh = learner.mesh
     unsupported = {
         "lora": (learner.lora is not None, "it trains all weights"),
+        "freeze": (bool(learner.freeze), "it trains all weights"),
         "cpu_offload": (learner.cpu_offload, "options.distributed_optimizer saves device memory instead"),
         "mesh.replicate": (mesh.replicate > 1, "each rank of mesh.shard has a copy of the weights"),
         "mesh.context": (mesh.context > 1 and mesh.expert > 1, "it cannot combine mesh.context with mesh.expert"),
@@ -102,6 +104,9 @@ class LearnerConfig(Config):
     whose mesh (`meshes`) does not."""
     lora: LoraConfig | None = None
     """Train adapters instead of the weights."""
+    freeze: tuple[str, ...] = ()
+    """Parameters that are not trained: patterns of their names in the model, such as `model.embed_tokens.*` or
+    `*.mlp.gate.weight`. Critics train all of theirs."""
     minibatches: Annotated[int, unit("optimizer steps")] = Field(1, gt=0)
     """Number of optimizer steps in one pass over the groups of a training step."""
     epochs: Annotated[int, unit("passes")] = Field(1, gt=0)
@@ -133,6 +138,8 @@ class LearnerConfig(Config):
     @model_validator(mode="after")
     def _possible(self) -> Self:
         _ = self.special
+        if self.freeze and self.lora:
+            raise ValidatorError([("freeze", "cannot be combined with lora, which trains adapters alone")])
         return self
 
     @property
@@ -165,6 +172,11 @@ class LearnerConfig(Config):
             yield "mesh.pipeline_chunks", f"{mesh.pipeline_chunks} needs mesh.pipeline above 1"
         if self.cpu_offload and mesh.data * mesh.context == 1:
             yield "cpu_offload", "needs a mesh that shards: mesh.shard above 1"
+        if self.freeze and mesh.pipeline > 1:
+            yield (
+                "freeze",
+                "cannot be combined with mesh.pipeline: a stage without trained parameters has no backward pass",
+            )
         if self.kind == "deepspeed":
             yield from mesh.unused_beside_shard("deepspeed")
         if self.kind == "megatron":

@@ -1,5 +1,6 @@
 """A model on one rank of a mesh: loading it, and running it on packs."""
 
+import fnmatch
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from antiphon.algorithms.routing import Balance, Routers, find_routers
+from antiphon.core.errors import ConfigError
 from antiphon.core.types import ROUTED_EXPERTS, Pack
 from antiphon.core.workers import Worker
 from antiphon.learning.config import LearnerConfig
@@ -24,6 +26,27 @@ from antiphon.learning.model.pack_layout import PackLayout, loss_sequences, prev
 from antiphon.learning.parallel.sharding import ShardedModel
 from antiphon.learning.parallel.whole_model import WholeModel
 from antiphon.weights.rendezvous import open_store
+
+
+def freeze_parameters(model: torch.nn.Module, patterns: Sequence[str]) -> None:
+    """Exclude the parameters whose names match one of the patterns from training.
+
+    Raises:
+        ConfigError: A pattern matches no name, or nothing is left to train.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    for number, pattern in enumerate(patterns):
+        if not fnmatch.filter(names, pattern):
+            raise ConfigError(
+                f"no parameter of {type(model).__name__} has a name like {pattern!r}; names are {', '.join(names[:12])}, …",
+                key=f"learner.freeze.{number}",
+                value=pattern,
+                valid=names,
+            )
+    for name, parameter in model.named_parameters() if patterns else ():
+        parameter.requires_grad_(parameter.requires_grad and not any(fnmatch.fnmatchcase(name, p) for p in patterns))
+    if patterns and not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError("these patterns leave no parameter to train", key="learner.freeze", value=patterns)
 
 
 class ModelWorker(Worker):
@@ -79,6 +102,7 @@ class ModelWorker(Worker):
             lora.add_adapters(self.model, config.lora)
             for parameter in self._parameters_beside_adapters():
                 parameter.requires_grad_(True)
+        freeze_parameters(self.model, config.freeze)
         self.model.train()
         use_memory_efficient_layers(self.model)
         if config.gradient_checkpointing:

@@ -1,6 +1,7 @@
 """The learner of a policy: its loss, its log-probs, its weights made known."""
 
 import contextlib
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.losses import LossInputs
 from antiphon.algorithms.registry import resolve_loss
 from antiphon.algorithms.token_loss import token_loss
+from antiphon.core.errors import ConfigError
 from antiphon.core.types import MIXED_CACHE, SAMPLING_SUPPORT, FloatArray, Pack, WeightsUpdate
 from antiphon.learning.checkpointed_learner import gather_copies, trim_memory
 from antiphon.learning.config import OptimizerConfig
@@ -88,6 +90,30 @@ class TorchLearner(PackLearner):
         with torch.no_grad():
             self.shards.run_packs(packs, pass_on, ask)
             return [readers[id(pack)].values() for pack in packs]
+
+    # --- profiles ------------------------------------------------------------------------------------------------------
+
+    def check_memory_profile(self) -> None:
+        """Raise `ConfigError` if this rank has no GPU whose memory could be profiled."""
+        if self.device.type != "cuda":
+            raise ConfigError(f"needs CUDA, and the learner runs on {self.device}", key="profile.memory", value=True)
+
+    def start_profile(self, memory: bool) -> None:
+        """Record all operations of this rank until `write_profile`, and with `memory` the allocations on its GPU."""
+        if memory:
+            torch.cuda.memory._record_memory_history()
+        self._profile, self._profiles_memory = torch.profiler.profile(), memory
+        self._profile.start()
+
+    def write_profile(self, folder: Path, name: str) -> None:
+        """Write `name`.json.gz, a Chrome trace, into a folder, and with memory `name`.memory.pickle."""
+        self._profile.stop()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._profile.export_chrome_trace(str(folder / f"{name}.json.gz"))
+        if self._profiles_memory:
+            torch.cuda.memory._dump_snapshot(str(folder / f"{name}.memory.pickle"))
+            torch.cuda.memory._record_memory_history(enabled=None)
+        del self._profile  # which holds all that it recorded
 
     def _backward(self, pack: Pack) -> dict[str, torch.Tensor]:
         targets = self._targets(pack)

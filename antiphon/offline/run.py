@@ -155,7 +155,7 @@ class Offline:
         """Start a model on the learner's mesh, each rank in a worker, whose death is the run's."""
         settings, ranks = self.config.learner, self.config.learner.mesh.world
         if name != "learner":  # is not trained
-            settings = settings.model_copy(update={"lora": None})
+            settings = settings.model_copy(update={"lora": None, "freeze": ()})
         args = (str(path), settings, derive(self.config.seed, name), *more)
         members = [
             self.cluster.spawn(

@@ -33,6 +33,7 @@ EVENTS: Mapping[str, tuple[str, str]] = {
     "grow": ("engines asked", "the pool is resized to this number of engines, for `asked` requests"),
     "role": ("role method seconds", "a call of a role of the user's own has returned"),
     "take": ("groups", "a step begins with these groups"),
+    "update": ("version", "a version is published to the engines"),
     "publish": ("version", "the step is done"),
     "fault": ("point", "a simulation injects a fault"),
     "evaluate": ("step version", "an evaluation begins after this step, at this version; 0 is before the first step"),

@@ -109,7 +109,8 @@ class Ledger:
         self._batch.credits += [(self.lineage, *credit.attempt, *credit[1:]) for credit in credits]
 
     def add_version(self, version: PolicyVersion, digest: int | None) -> None:
-        """Record the digest of a version's weights."""
+        """Record a version that engines get, with the digest of its weights."""
+        self.events.add("update", version=version.n)
         self._add_statement("INSERT OR REPLACE INTO versions VALUES (?, ?, ?)", version.n, digest)
 
     def add_checkpoint(self, step: int, version: PolicyVersion, name: str) -> None:

@@ -92,6 +92,7 @@ class StepRow:
     version: int | None  # that it published
     batch: str | None  # digest
     weights: int | None  # digest of the version
+    to_engines: bool  # engines got the version
     began: int  # sequence number
     released: int | None  # sequence number of its publication
     is_undone: bool
@@ -230,7 +231,8 @@ class RunReader:
 
     def _read_steps(self, condition: str, *values: Any) -> list[StepRow]:
         rows = self._query(
-            "SELECT s.lineage, step, s.version, batch, digest AS weights, took AS began, released, undone FROM steps s"
+            "SELECT s.lineage, step, s.version, batch, digest AS weights, v.version IS NOT NULL AS to_engines,"
+            " took AS began, released, undone FROM steps s"
             " LEFT JOIN versions v ON v.lineage = s.lineage AND v.version = s.version"
             f" WHERE {condition} ORDER BY step, s.lineage",
             *values,
@@ -301,4 +303,5 @@ def _make_attempt(row: sqlite3.Row) -> AttemptRow:
 
 def _make_step(row: sqlite3.Row) -> StepRow:
     fields = dict(row)
-    return StepRow(is_undone=bool(fields.pop("undone")), **fields)
+    undone, to_engines = bool(fields.pop("undone")), bool(fields.pop("to_engines"))
+    return StepRow(is_undone=undone, to_engines=to_engines, **fields)

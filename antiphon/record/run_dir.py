@@ -9,6 +9,7 @@ runs/<name>/config.yaml      the resolved configuration
             rollouts/        trajectories, in Parquet
             token_stats/     numbers of each token that was trained on, if asked for
             samples.jsonl    tables of sample rollouts, if there are trackers
+            profile/         traces of the steps that are profiled, if asked for
             events.jsonl     trace.json     events of the control plane and a trace of them, if asked for
             checkpoints/     logs/
             tensorboard/     wandb/ …    the folder of each tracker

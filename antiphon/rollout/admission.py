@@ -3,9 +3,9 @@
 The rules (B groups a step, async ratio α):
 
 * A group holds a slot from `admit` until the weights it helped make are published, or until it ends untrained. Live
-  groups never exceed ceil((1+α)·B) + extra_groups.
-* The age of an attempt is the number of versions published since it started. A step takes only groups all of whose
-  attempts are at most ceil(α) old, and with fractional α at most frac(α)·B groups of that greatest age. First-in
+  groups never exceed ceil((1+α)·B) + extra_groups. While engines are k versions behind, none is admitted above k·B fewer.
+* The age of an attempt is the number of versions published since that of the engines when it started. A step takes only groups
+  whose attempts are at most ceil(α) old, and with fractional α at most frac(α)·B groups of that greatest age. First-in
   first-out without extra groups keeps this by construction. It is checked at every step, and `take` and `publish` drop
   what no later step can use (`freshness`).
 * Under `rollout.policy: batch`, `one_step_off` or `tail_batching` (the baselines, which go by rounds) groups are admitted
@@ -56,11 +56,12 @@ class Admission:
 
         Args:
             config: The schedule.
-            version: The weights that attempts started now come from.
+            version: The version of the learner and of the engines.
             on_status: Called with every new status of an attempt.
         """
         self.config = config
         self.version = version
+        self.engine_version = version
         self.dispatched = 0
         self.ended: Counter[AttemptStatus] = Counter()
         self.running = 0  # groups
@@ -82,8 +83,8 @@ class Admission:
 
     @property
     def room(self) -> int:
-        """Number of groups that may be admitted now."""
-        room = self.config.capacity - self.live
+        """Number of groups that may be admitted now; it may be below 0 while engines are behind."""
+        room = self.config.capacity - self.live - self.engine_version.age(self.version) * self.config.groups_per_step
         return room if self._round is None else min(room, self._round)
 
     @property
@@ -150,25 +151,25 @@ class Admission:
         if self.room <= 0:
             raise StateError(f"no room: {self.live} groups live, capacity {self.config.capacity}")
         versions = {sibling: PolicyVersion(self.version.lineage, n) for sibling, n in begun.items()}
-        admitted = min(versions.values(), default=self.version)
+        admitted = min(versions.values(), default=self.engine_version)
         group = LiveGroup(id=self.next_group if number is None else number, admitted=admitted)
         self.next_group = max(self.next_group, group.id + 1)
         self._groups[group.id] = group
-        if admitted < self.version:  # keep the order of age: it was admitted after younger groups
+        if admitted < self.engine_version:  # keep the order of age: it was admitted after younger groups
             self._groups = dict(sorted(self._groups.items(), key=lambda item: item[1].admitted))
         self.running += 1
         if self._round is not None:
             self._round -= 1
         siblings = range(0 if self.config.sampler else self.config.group_size + self._redundancy)
         attempts = (AttemptId(group.id, sibling, 0) for sibling in siblings)
-        return group.id, tuple(self._start(group, a, versions.get(a.sibling, self.version)) for a in attempts)
+        return group.id, tuple(self._start(group, a, versions.get(a.sibling, self.engine_version)) for a in attempts)
 
     def start(self, group: int) -> AttemptId:
         """Start one more attempt in a running group, for a sampling loop of the user's own."""
         running = self._groups.get(group)
         if running is None or running.state is not GroupState.RUNNING:
             raise StateError(f"group {group} takes no more attempts")
-        return self._start(running, AttemptId(group, len(running.attempts), 0), self.version)
+        return self._start(running, AttemptId(group, len(running.attempts), 0), self.engine_version)
 
     def drop(self, attempt: AttemptId) -> None:
         """End a running attempt that is not needed any more."""
@@ -239,8 +240,8 @@ class Admission:
         self._stale = too_old
         return tuple(group.id for group in chosen), Change(abort=abort, stale=tuple(group.id for group in too_old))
 
-    def publish(self, version: PolicyVersion) -> Change:
-        """Release the taken groups as trained, and drop groups that are too old now that `version` is published.
+    def publish(self, version: PolicyVersion, to_engines: bool = True) -> Change:
+        """Release the taken groups as trained, and drop groups that are too old at `version`, which engines may not get.
 
         Raises:
             StateError: It is not the version after the current one.
@@ -251,8 +252,8 @@ class Admission:
             self._release(group, AttemptStatus.TRAINED)
         for group in self._stale:
             del self._groups[group.id]
-        self._taken, self._stale = [], []
-        self.version = version
+        self._taken, self._stale, self.version = [], [], version
+        self.engine_version = version if to_engines else self.engine_version
         dropped = find_unusable_groups(self.config, self._groups.values(), self.version)
         abort = tuple(attempt for group in dropped for attempt in group.with_status(AttemptStatus.RUNNING))
         for group in dropped:
@@ -282,7 +283,7 @@ class Admission:
             return Change()
         if attempt.attempt + 1 < self.config.max_attempts:
             retry = AttemptId(group.id, attempt.sibling, attempt.attempt + 1)
-            return Change(retry=self._start(group, retry, self.version))
+            return Change(retry=self._start(group, retry, self.engine_version))
         usable = sum(status in USABLE for status in group.attempts.values())
         return Change() if usable >= self.config.group_size else self.give_up(group.id)
 

@@ -123,13 +123,12 @@ class Scheduler:
         """Wait until the trajectories of this step are durable; usually they already are."""
         await self._wait(self._ledger.wait_durable(self._step_sequence_number), "commit", "the ledger")
 
-    def publish(self, version: PolicyVersion) -> None:
+    def publish(self, version: PolicyVersion, to_engines: bool = True) -> None:
         """Release the slots of the step, and drop groups that became too old. The caller then calls `admit`.
 
-        Args:
-            version: The version that was published, the successor of the current one.
+        `version` is the successor of the current one; engines get it only with `to_engines`.
         """
-        change = self.admission.publish(version)
+        change = self.admission.publish(version, to_engines)
         self._ledger.end_step(version)
         self._end_stale_groups(change)
 

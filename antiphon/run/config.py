@@ -68,6 +68,16 @@ class EvaluationConfig(Config):
         return 0.0 if samples == 1 else 1.0
 
 
+class ProfileConfig(Config):
+    """Profiles of training steps by torch's profiler: what each rank of the learner computes in the stages of a step."""
+
+    steps: tuple[Annotated[int, unit("training step"), Field(gt=0)], ...] = ()
+    """Numbers of the training steps to profile. For each, and for each rank, `profile/step_000003/` in the run's directory gets
+    a Chrome trace."""
+    memory: bool = False
+    """Also write a snapshot of the GPU's memory with all allocations and releases of the step. The learner must use CUDA."""
+
+
 RoleName = Annotated[str, StringConstraints(pattern="^[a-z][a-z0-9_]*$")]
 
 
@@ -130,6 +140,8 @@ class RunConfig(Config):
     """Checkpoints, from which the run can be resumed."""
     record: RunRecordConfig = RunRecordConfig()
     """What the run writes, and where."""
+    profile: ProfileConfig = ProfileConfig()
+    """Profiles of training steps, for work on the speed and memory of the learner."""
     roles: dict[RoleName, RoleConfig] = {}
     """Roles of your own: objects in workers, whose methods your stages call."""
     sft: SftConfig | None = None
@@ -223,6 +235,8 @@ class RunConfig(Config):
             settings = settings.model_copy(update={"kind": "torch", "options": {}})
         if role == "teacher":  # is not trained
             settings = settings.model_copy(update={"lora": None})
+        if role != "learner":
+            settings = settings.model_copy(update={"freeze": ()})
         return settings.with_mesh(own) if own else settings
 
     def mesh_of(self, role: str) -> str:

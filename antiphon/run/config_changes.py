@@ -42,6 +42,7 @@ CHANGEABLE = (
     "meshes",
     "grading",
     "check",
+    "profile",
 )
 BRANCH = ", which `antiphon branch` begins at a checkpoint of this one"
 ROLE = re.compile(r"roles\.\w+\.(placement|timeout|workers)")  # of a role of the user's own

@@ -45,8 +45,14 @@ class Evaluations:
         """Evaluate the newest version while training waits; None without test prompts."""
         if not self._parts.tasks.test:
             return None
+        await self._parts.weights.update_engines()  # they may be behind when the run ends
         await self._parts.weights.switch_to_generation()
         return await self._evaluate(step, None)
+
+    def is_due(self, step: int) -> bool:
+        """Return True if an evaluation begins after a step; the last one is due as the run ends."""
+        every = self._config.evaluation.every
+        return bool(every and self._parts.tasks.test) and step % every == 0 and step < self._config.steps
 
     async def after_step(
         self, owner: asyncio.TaskGroup, step: int, before: Sequence[float] | None = None
@@ -66,13 +72,13 @@ class Evaluations:
         began = asyncio.get_running_loop().time()
         evaluation = None
         if self._blocking:
-            evaluation = await self.run(step) if self._is_due(step) else None
+            evaluation = await self.run(step) if self.is_due(step) else None
         elif self._beside is not None and (self._beside.done() or step >= self._config.steps):
             for _ in self._parts.tasks.test:  # nothing else needs the engines any more
                 self._room.release()
             evaluation, self._beside = await self._beside, None
         waited = asyncio.get_running_loop().time() - began
-        if not self._blocking and self._is_due(step):
+        if not self._blocking and self.is_due(step):
             self.begin(owner, step)
         return self._describe(evaluation, waited, before) if evaluation is not None else {}
 
@@ -94,7 +100,7 @@ class Evaluations:
         """Return the step after which an evaluation began, or is about to, whose result is not recorded after `step`."""
         if self._blocking:
             return None
-        return self._step if self._beside is not None else step if self._is_due(step) else None
+        return self._step if self._beside is not None else step if self.is_due(step) else None
 
     async def cancel(self) -> None:
         """End the evaluation beside training, without a result."""
@@ -110,10 +116,6 @@ class Evaluations:
             record.view.message(
                 f"there are {now} test prompts, and were {len(before)} before training: gains are not reported"
             )
-
-    def _is_due(self, step: int) -> bool:
-        every = self._config.evaluation.every
-        return bool(every and self._parts.tasks.test) and step % every == 0 and step < self._config.steps
 
     async def _evaluate(self, step: int, room: asyncio.Semaphore | None) -> Evaluation:
         parts, events = self._parts, self._parts.record.ledger.events

@@ -276,12 +276,16 @@ class Run:
             parts.record.ledger.set_batch_digest(result.digest)
             parts.record.ledger.add_credit(result.credit)
             await self._record_samples(step, groups, result.credit)
-            await learner.publish()
+            await learner.publish(self._updates_engines(step))
             state = self._checkpoint_state(step, scheduler) if self._checkpoints.is_due(step) else None
             scheduler.admit()  # after `state` is taken: a resume draws these prompts again
             if state is not None:
                 await self._checkpoints.save(owner, learner, state)
         return metrics | result.metrics | parts.weights.metrics | self._record_judges()
+
+    def _updates_engines(self, step: int) -> bool:
+        """Return True if engines get the weights of a step."""
+        return step % self.config.weights.every == 0 or self._evaluations.is_due(step)
 
     async def _next_groups(self, scheduler: Scheduler) -> list[Group]:
         """Wait for the groups of the next step. Their deadline begins when engines have loaded what they need."""

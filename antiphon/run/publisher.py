@@ -43,7 +43,9 @@ class WeightPublisher:
     ) -> None:
         """Begin at `version`, whose weights engines and learner have, or will have after `LearnerAccess.restore`."""
         self.version = version
-        self.on_publish: Callable[[PolicyVersion], None] | None = None  # receives each new version
+        self.engine_version = version  # that engines have, or load
+        # Receives each new version, and whether engines get it.
+        self.on_publish: Callable[[PolicyVersion, bool], None] | None = None
         self.loaded_at = 0.0  # when all engines had loaded the last version
         self._config = config
         self._waits = RunWaits(config, deadlines)
@@ -66,8 +68,10 @@ class WeightPublisher:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metrics of the version that was published last; empty if its channel says nothing of it."""
-        return {"weights/megabytes": self._published.sent / 1e6} if self._published and self._published.sent else {}
+        """Metrics of the newest version; empty if engines do not get it, or its channel says nothing of it."""
+        update = self._published
+        is_newest = update is not None and self.engine_version == self.version
+        return {"weights/megabytes": update.sent / 1e6} if update and update.sent and is_newest else {}
 
     @property
     def is_loading(self) -> bool:
@@ -96,6 +100,12 @@ class WeightPublisher:
             if update is not None and receiver.version < update.version:
                 loading = receiver.load(update, self._config.rollout.on_update)
                 await self._waits(loading, "load", "a new engine to load weights")
+
+    async def update_engines(self) -> None:
+        """Publish the newest version if engines have an older one."""
+        async with self._lock:
+            if self.engine_version != self.version:
+                await self._publish(self.version)
 
     async def wait_loaded(self) -> None:
         """Return when engines have loaded what was published last."""
@@ -133,9 +143,14 @@ class WeightPublisher:
         update = await self._waits(publishing, "publish", "the learner")
         await self._wait_for_devices(self._devices.end_training())
         self._ledger.add_version(version, update.manifest.digest if update.manifest else None)
-        self.version, self._published = version, update
+        self.version, self.engine_version, self._published = version, version, update
         hit("published")
         self._loading = self._owner.create_task(self._load(update), name=f"load version {version.n}")
+
+    async def _keep_engines(self, version: PolicyVersion) -> None:
+        """Count a version that engines do not get, and let them generate on with the weights that they have."""
+        await self.switch_to_generation()
+        self.version = version
 
     async def _load(self, update: WeightsUpdate) -> None:
         loading = self._devices.rollouts.load(update, self._config.rollout.on_update)
@@ -181,13 +196,13 @@ class LearnerAccess:
         await self._publisher._switch_to_training()
         return await self._publisher._waits(training.step(batch), "step", "the learner")
 
-    async def publish(self) -> None:
-        """Publish the learner's weights as the next version."""
+    async def publish(self, to_engines: bool = True) -> None:
+        """Publish the learner's weights as the next version; without `to_engines`, engines keep those that they have."""
         self._check_open()
         publisher = self._publisher
-        await publisher._publish(publisher.version.next())
+        await (publisher._publish if to_engines else publisher._keep_engines)(publisher.version.next())
         if publisher.on_publish is not None:
-            publisher.on_publish(publisher.version)
+            publisher.on_publish(publisher.version, to_engines)
 
     async def restore(self, checkpoint: Path) -> None:
         """Load a checkpoint, and give its weights to engines as the version that it has."""

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from antiphon.core.rng import generator
+from antiphon.rollout.config import RolloutConfig
 from antiphon.simulate.scenario import ScenarioConfig
+from antiphon.weights.config import WeightSyncConfig
 
 RATIOS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 2.75)
 
@@ -35,7 +37,10 @@ def draw_scenario(seed: int) -> ScenarioConfig:
             "faults": faults,
         }
     )
-    sharing = generator(seed, "chaos.lent")  # a stream of its own: it came later, and the other draws stay as they were
+    # Streams of their own: they came later, and the other draws stay as they were.
+    if (every := _draw_update_interval(generator(seed, "chaos.every"), scenario.rollout)) > 1:
+        scenario = scenario.model_copy(update={"weights": WeightSyncConfig(every=every)})
+    sharing = generator(seed, "chaos.lent")
     if sharing.random() < 0.4:
         lent = int(sharing.integers(1, scenario.engines.count + 1))
         return scenario.model_copy(update={"engines": scenario.engines.model_copy(update={"lent": lent})})
@@ -68,6 +73,11 @@ def _draw_rollout(rng: np.random.Generator) -> dict[str, Any]:
         "sampling": {"max_tokens": 2000},
     }
     return drawn if drawn["order"] == "ready" else drawn | {"on_expiry": "abort"}  # a step in `fifo` always waits
+
+
+def _draw_update_interval(rng: np.random.Generator, rollout: RolloutConfig) -> int:
+    """Draw the steps between two updates of the engines, as many as the asynchronous ratio allows or fewer."""
+    return 1 if rollout.in_rounds else int(rng.integers(1, int(rollout.async_ratio) + 2))
 
 
 def _draw_engines(rng: np.random.Generator) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class ClosedForm:
             generation=attempts * mean * iteration / running + rollout.groups_per_step * prefill_seconds,
             longest=longest * iteration + prefill_seconds + mean_of(scenario.reward_seconds),
             training=scenario.learner.per_token * tokens,
-            constant=scenario.learner.step + scenario.learner.publish + speed.load,
+            constant=scenario.learner.step + (scenario.learner.publish + speed.load) / scenario.weights.every,
             ratio=rollout.async_ratio,
             engines=scenario.engines.count,
         )

@@ -59,6 +59,7 @@ class InvariantChecker:
         self.max_age = math.ceil(ratio)
         self.max_oldest = math.ceil((ratio % 1) * size) if ratio % 1 else size
         self.version = 0
+        self.engine_version = 0  # the newest that engines got
         self.steps = 0
         self.status: dict[str, str] = {}
         self.started: dict[str, int] = {}
@@ -94,13 +95,14 @@ class InvariantChecker:
 
     def _admit(self, event: dict[str, Any]) -> None:
         self.live.setdefault(event["group"], 0)
-        self._require(len(self.live) <= self.max_live, f"{len(self.live)} groups live, {self.max_live} allowed")
+        allowed = self.max_live - (self.version - self.engine_version) * self.config.groups_per_step
+        self._require(len(self.live) <= allowed, f"{len(self.live)} groups live, {allowed} allowed")
 
     def _attempt(self, event: dict[str, Any]) -> None:
         attempt, status, group = event["attempt"], event["status"], int(event["attempt"].split(".")[0])
         if status == "running":
             self._require(attempt not in self.status, "an attempt started twice")
-            self.started[attempt] = self.version
+            self.started[attempt] = self.engine_version
             self.attempts.setdefault(group, []).append(attempt)
             self.live[group] = self.live.get(group, 0) + 1
         else:
@@ -130,6 +132,9 @@ class InvariantChecker:
             self._require(groups == waiting, f"first in, first out would take {waiting}")
         self.step = groups
         self.taken |= set(groups)
+
+    def _update(self, event: dict[str, Any]) -> None:
+        self.engine_version = event["version"]
 
     def _publish(self, event: dict[str, Any]) -> None:
         self._require(self.step is not None, "a version without a step")
@@ -162,7 +167,7 @@ class InvariantChecker:
     def _load(self, event: dict[str, Any]) -> None:
         engine, version = event["engine"], event["version"]
         self._require(
-            self.engines[engine] <= version <= self.version, "an engine loaded a version that is not the next"
+            self.engines[engine] <= version <= self.engine_version, "an engine loaded a version that is not the next"
         )
         self.engines[engine] = version
 
@@ -179,4 +184,4 @@ class InvariantChecker:
         if event["versions"]:
             least, most = event["versions"]
             self._require(self.started[attempt] <= least, "tokens older than their attempt")
-            self._require(most <= self.version, "tokens from a version that was not published")
+            self._require(most <= self.engine_version, "tokens from a version that was not published to engines")

@@ -105,4 +105,5 @@ def make_scenario(
         reward_seconds=speeds.reward_seconds,
         success=speeds.success,
         environment=speeds.environment,
+        weights=config.weights,
     )

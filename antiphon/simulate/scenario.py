@@ -15,6 +15,7 @@ from antiphon.simulate.faults import FaultConfig
 from antiphon.simulate.learner import LearnerSpeed
 from antiphon.simulate.workloads import DistributionConfig
 from antiphon.tasks.config import PromptsConfig, TaskConfig
+from antiphon.weights.config import WeightSyncConfig
 
 TASK = "simulated"
 
@@ -57,6 +58,8 @@ class ScenarioConfig(Config):
     """The environment of an agent; without one, an attempt is one response."""
     faults: tuple[FaultConfig, ...] = ()
     checkpoint: CheckpointConfig = CheckpointConfig(every=0)
+    weights: WeightSyncConfig = WeightSyncConfig()
+    """When engines are updated; how long that takes is in `learner.publish` and `engines.speed.load`."""
 
     def run_config(self, directory: Path) -> RunConfig:
         """Return the configuration of the run that is simulated, recorded in `directory`."""
@@ -73,5 +76,6 @@ class ScenarioConfig(Config):
             learner=self.training,
             evaluation=self.evaluation,
             checkpoint=self.checkpoint,
+            weights=self.weights,
             record={"directory": str(directory), "live": "off"},
         )

@@ -20,6 +20,9 @@ class WeightSyncConfig(Config):
     encoding: Literal["whole", "delta"] = "whole"
     """`delta`, with `weights.channel: distributed`: engines that hold the previous version receive only the changes, in
     lossless compression; the others receive all weights. For this, engines keep a copy of the weights in host memory."""
+    every: Annotated[int, unit("training steps")] = Field(1, gt=0)
+    """Training steps between two updates of the engines. `rollout.async_ratio` must be at least this less 1. Engines are also
+    updated before each evaluation and by a resume."""
     directory: str = ""
     """Directory of the files; by default in the shared memory of this machine."""
     host: str = "127.0.0.1"

@@ -333,6 +333,22 @@ def test_ranks_learn_what_one_does(bench, models, references, measured, model, m
     measured[f"{model}, {mesh}"] = deviations(ours, references[model])
 
 
+@pytest.mark.parametrize("mesh", ["shard 2", "tensor 2", "context 2"])
+def test_frozen_parameters_stay_on_every_rank(bench, models, mesh):
+    runner, members = bench
+    frozen = {"freeze": ("model.embed_tokens.weight", "model.layers.0.*")}
+    alone = Workbench()
+    alone.open(models["llama"], LearnerConfig(**frozen), 0, "")
+    before = {name: tensor.copy() for name, tensor in alone.weights().items()}
+    metrics, weights = alone.leave(False, ALGORITHM, batch_for(MeshConfig()))
+    found, after = runner.run(on_mesh(members, models["llama"], MESHES[mesh], "leave", False, **frozen))[0]
+    assert apart(after, weights) <= 1e-4
+    for mine, theirs in zip(found, metrics, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-6)
+    still = {name for name in before if np.array_equal(after[name], before[name])}
+    assert still == {name for name in before if "embed_tokens" in name or "layers.0." in name}
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("how", [{"cpu_offload": True}, {"gradient_checkpointing": True}], ids=str)
 def test_what_saves_memory_changes_nothing(bench, models, references, how):

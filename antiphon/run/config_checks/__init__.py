@@ -13,13 +13,14 @@ from antiphon.run.config_checks.algorithms import (
 )
 from antiphon.run.config_checks.common import Problem
 from antiphon.run.config_checks.devices import check_cluster, check_dtypes, check_placement, check_server_placement
-from antiphon.run.config_checks.learner import check_meshes, check_ranks
+from antiphon.run.config_checks.learner import check_meshes, check_profile, check_ranks
 from antiphon.run.config_checks.names import check_names
 from antiphon.run.config_checks.scheduling import (
     check_minimum_engines,
     check_rollout_workers,
     check_sampling,
     check_scheduling,
+    check_update_interval,
 )
 from antiphon.run.config_checks.tasks import check_accuracy, check_tasks
 
@@ -36,7 +37,9 @@ CHECKS = (
     check_sampling,
     check_ranks,
     check_meshes,
+    check_profile,
     check_scheduling,
+    check_update_interval,
     check_minimum_engines,
     check_rollout_workers,
     check_critics,

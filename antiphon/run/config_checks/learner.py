@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from antiphon.learning.config import OPTIONS
+from antiphon.learning.learner import LEARNERS
 from antiphon.run.config_checks.common import Problem
 
 if TYPE_CHECKING:
@@ -79,3 +80,16 @@ def check_meshes(config: "RunConfig") -> Iterator[Problem]:
         balanced = role == "critic" and config.algorithm.expert_balance
         if balanced and mesh.pipeline > 1 and settings.gradient_checkpointing:
             yield f"{at}.pipeline", f"with algorithm.expert_balance: {NO_CHECKPOINTING}"
+
+
+def check_profile(config: "RunConfig") -> Iterator[Problem]:
+    """Check that the steps to profile are steps of the run, and that the learner can be profiled."""
+    steps, memory = config.profile.steps, config.profile.memory
+    if memory and not steps:
+        yield "profile.memory", "is not used without profile.steps, the training steps to profile"
+    if memory and config.learner.device.startswith("cpu"):
+        yield "profile.memory", f"needs CUDA, and learner.device is {config.learner.device}"
+    if steps and max(steps) > config.steps:
+        yield "profile.steps", f"{max(steps)} must not exceed steps = {config.steps}"
+    if steps and ":" in config.learner.kind:
+        yield "profile.steps", f"needs a learner.kind of {', '.join(LEARNERS.known)}, not one of your own"

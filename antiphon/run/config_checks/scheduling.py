@@ -79,6 +79,24 @@ def check_scheduling(config: "RunConfig") -> Iterator[Problem]:
                 yield key, f"{most} must be less than {at}.max_length = {engine.max_length}, which includes the prompt"
 
 
+def check_update_interval(config: "RunConfig") -> Iterator[Problem]:
+    """Check that samples can be fresh enough in the last step before an update of the engines."""
+    every, rollout = config.weights.every, config.rollout
+    if every == 1:
+        return
+    if rollout.in_rounds:
+        yield (
+            "weights.every",
+            f"{every} must be 1 with rollout.policy: {rollout.policy}, whose rounds follow the updates",
+        )
+    elif rollout.async_ratio < every - 1:
+        yield (
+            "weights.every",
+            f"{every} needs rollout.async_ratio of at least {every - 1}, not {rollout.async_ratio:g}: in the last step before "
+            f"an update, engines are {every - 1} training steps behind. This ratio allows {int(rollout.async_ratio) + 1}",
+        )
+
+
 def check_minimum_engines(config: "RunConfig") -> Iterator[Problem]:
     """Check that a run can start with fewer engines than it may have."""
     if config.engine.minimum and config.rollout.workers:

@@ -36,6 +36,7 @@ from antiphon.run.launch.context import LaunchContext
 from antiphon.run.launch.model_checks import check_model, check_tokenizers
 from antiphon.run.launch.model_directory import model_directory
 from antiphon.run.model_files import model_shape
+from antiphon.run.profiler import StepProfiler
 from antiphon.run.waits import RunWaits
 from antiphon.tasks.rendering import Renderer
 
@@ -83,8 +84,8 @@ def make_local_training(
 ) -> LocalTraining:
     """Return a backend that trains `models`.
 
-    It records tokens in `record`, and its stages ask `roles` and read texts with the tokenizer in the directory `model`; see
-    `LocalTraining` for the other arguments.
+    It records tokens and profiles in `record`, and its stages ask `roles` and read texts with the tokenizer in the directory
+    `model`; see `LocalTraining` for the other arguments.
     """
     others = models.reference, models.critics, models.teachers
     pipeline = make_step_pipeline(config, models.learner, *others, roles, partial(Renderer, model) if model else None)
@@ -92,6 +93,10 @@ def make_local_training(
         run = record.directory.path
         recorder = TokenRecorder(names=names, learner=models.learner, run=run, lineage=record.lineage)
         pipeline.stages = [recorder.measure, *pipeline.stages, recorder.write]
+    if config.profile.steps and record is not None:
+        ranks = workers[: config.learner.mesh.world]  # the learner's are started first
+        profiler = StepProfiler(config=config.profile, ranks=ranks, directory=record.directory.path / "profile")
+        pipeline.stages = [profiler.start, *pipeline.stages, profiler.write]
     return LocalTraining(models=models, pipeline=pipeline, workers=workers, wait=wait, fetch=fetch)
 
 
@@ -142,7 +147,7 @@ async def start_models(context: LaunchContext, model: Path) -> tuple[ModelRoles,
         critics=[launcher.start(f"critic-{number}", CRITIC, critic_model, critic) for number in critics],
         teachers=[launcher.start(f"teacher-{number}", kind, path) for number, path in enumerate(teacher_models)],
     )
-    await asyncio.gather(*launcher.meetings)
+    await launcher.wait_ready()
     return models, launcher.workers
 
 
@@ -169,7 +174,7 @@ class _RankLauncher:
 
     def __init__(self, context: LaunchContext) -> None:
         self.workers: list[WorkerHandle] = []
-        self.meetings: list[Awaitable[None]] = []  # of the ranks of each model
+        self._meetings: list[Awaitable[None]] = []  # of the ranks of each model
         self._context = context
 
     def start(self, name: str, kind: str, path: Path, *more: Any) -> WorkerLearner:
@@ -192,5 +197,11 @@ class _RankLauncher:
         if ranks == 1:
             return WorkerLearner(members[0])
         group = RankGroup(members, settings.mesh)
-        self.meetings.append(group.rendezvous(config.weights.host))
+        self._meetings.append(group.rendezvous(config.weights.host))
         return WorkerLearner(group)
+
+    async def wait_ready(self) -> None:
+        """Wait until the ranks of each model have met; raise `ConfigError` if the learner's cannot be profiled."""
+        await asyncio.gather(*self._meetings)
+        if self._context.config.profile.memory:
+            await self.workers[0].call("check_memory_profile")

@@ -1,6 +1,7 @@
 """The learner: schedule, updates, checkpoints."""
 
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from itertools import pairwise
 
 import numpy as np
@@ -14,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core import errors
-from antiphon.core.errors import DataError
+from antiphon.core.errors import ConfigError, DataError
 from antiphon.core.types import OLD_VALUE, RETURNS, Streams, TrainBatch
 from antiphon.learning.batch import BatchOptions, build_batch
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig
@@ -112,9 +113,30 @@ def test_a_checkpoint_is_a_model_directory(model_directories, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
 
 
+@pytest.mark.parametrize("frozen", [["lm_head.*"], ["model.embed_tokens.weight", "*.layers.0.mlp.*"]], ids=str)
+def test_frozen_parameters_stay_as_they_are(frozen, model_directories):
+    learner = make_learner(model_directories["llama"], freeze=tuple(frozen))
+    before = {name: parameter.clone() for name, parameter in learner.model.named_parameters()}
+    chosen = {name for name in before if any(fnmatchcase(name, pattern) for pattern in frozen)}
+    trained = learner.begin(AlgorithmConfig(loss="sft"), OptimizerConfig(learning_rate=1e-2, weight_decay=0.1), 3)
+    learner.step(supervised_batch(examples(), 100))
+    assert trained == sum(parameter.numel() for name, parameter in before.items() if name not in chosen)
+    after = dict(learner.model.named_parameters())
+    assert {name for name in before if torch.equal(before[name], after[name])} == chosen != set()
+
+
+@pytest.mark.parametrize(
+    ("freeze", "key"), [(("lm_head.*", "layers.0.*"), "learner.freeze.1"), (("*",), "learner.freeze")]
+)
+def test_names_of_frozen_parameters_are_checked(freeze, key, model_directories):
+    with raises_with(ConfigError, key=key):
+        make_learner(model_directories["llama"], freeze=freeze)
+
+
+@pytest.mark.parametrize("freeze", [(), ("*.layers.0.*",)], ids=str)
 @pytest.mark.parametrize("model", ["tied llama", "llama"])
-def test_a_restored_learner_goes_on_to_the_bit(model, model_directories, tmp_path):
-    learner, other = (make_learner(model_directories[model]) for _ in range(2))
+def test_a_restored_learner_goes_on_to_the_bit(model, freeze, model_directories, tmp_path):
+    learner, other = (make_learner(model_directories[model], freeze=freeze) for _ in range(2))
     for each in (learner, other):
         each.begin(AlgorithmConfig(loss="sft"), OptimizerConfig(learning_rate=1e-2, schedule="linear"), 4)
     for seed in range(2):

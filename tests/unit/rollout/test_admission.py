@@ -44,9 +44,11 @@ class AdmissionMachine(RuleBasedStateMachine):
         order=st.sampled_from(["fifo", "ready"]),
         on_expiry=st.sampled_from(["abort", "wait"]),
         tries=st.integers(1, 3),
+        behind=st.integers(0, 2),
     )
-    def begin(self, ratio, groups, size, extra, redundancy, order, on_expiry, tries):
+    def begin(self, ratio, groups, size, extra, redundancy, order, on_expiry, tries, behind):
         self.ratio = ratio
+        self.most_behind = min(behind, math.floor(ratio))  # versions that engines may be behind
         self.config = config(
             groups_per_step=groups,
             group_size=size,
@@ -63,7 +65,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.admitted: list[int] = []  # live groups, oldest admission first
         self.taken: tuple[int, ...] = ()
         self.stale: set[int] = set()
-        self.version = 0
+        self.version = self.engine_version = 0
 
     def check_nothing_expires(self, change):
         waits = self.config.order == "fifo" or self.config.on_expiry == "wait"
@@ -86,7 +88,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             assert len(started) == self.config.group_size + self.config.redundancy
             self.admitted.append(started[0].group)
             self.finished[started[0].group] = {}
-            self.running |= dict.fromkeys(started, self.version)
+            self.running |= dict.fromkeys(started, self.engine_version)
 
     @precondition(lambda self: self.running)
     @rule(
@@ -109,7 +111,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             assert (
                 not usable and change.retry.sibling == attempt.sibling and change.retry.attempt == attempt.attempt + 1
             )
-            self.running[change.retry] = self.version
+            self.running[change.retry] = self.engine_version
         assert bool(change.retry) == (not usable and attempt.attempt + 1 < self.config.max_attempts)
         rest = {a for a in self.running if a.group == attempt.group}
         assert change.completed == (usable and len(self.finished[attempt.group]) == self.config.group_size)
@@ -161,11 +163,13 @@ class AdmissionMachine(RuleBasedStateMachine):
             self.running = {a: v for a, v in self.running.items() if a.group != group}
 
     @precondition(lambda self: self.taken)
-    @rule()
-    def publish(self):
+    @rule(to_engines=st.booleans())
+    def publish(self, to_engines):
         before = {g for g in self.admitted if self.admission.state(g) is not None}
-        change = self.admission.publish(self.admission.version.next())
+        to_engines = to_engines or self.version + 1 - self.engine_version > self.most_behind
+        change = self.admission.publish(self.admission.version.next(), to_engines)
         self.version += 1
+        self.engine_version = self.version if to_engines else self.engine_version
         for group in {*self.taken, *self.stale}:
             self.drop_group(group)
         released = {g for g in before - set(self.taken) - self.stale if self.admission.state(g) is None}
@@ -175,6 +179,9 @@ class AdmissionMachine(RuleBasedStateMachine):
             self.drop_group(group)
         self.check_nothing_expires(change)
         self.taken = ()
+        if not self.running:
+            ready = self.admission.complete + max(self.admission.room, 0)
+            assert ready >= self.config.groups_per_step, "the next step can have its groups"
 
     @rule(really=st.sampled_from([False] * 7 + [True]))
     def close_and_begin_again(self, really):
@@ -185,7 +192,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert self.admission.dispatched == self.admission.ended.total()
         self.admission = Admission(self.config, PolicyVersion(0, self.version))
         self.running, self.finished, self.admitted, self.taken = {}, {}, [], ()
-        self.stale = set()
+        self.stale, self.engine_version = set(), self.version
 
     @invariant()
     def slots_are_bounded(self):
@@ -226,6 +233,7 @@ def test_long_lives_keep_the_books(seed):
         order=draw.choice(["fifo", "ready"]),
         on_expiry=draw.choice(["abort", "wait"]),
         tries=draw.randint(1, 3),
+        behind=draw.randint(0, 2),
     )
     reliability, steps = draw.choice([0.6, 0.9, 1.0]), 0
     for _ in range(600):
@@ -239,7 +247,7 @@ def test_long_lives_keep_the_books(seed):
         elif event == "take" and not machine.taken:
             machine.take()
         elif event == "publish" and machine.taken:
-            machine.publish()
+            machine.publish(draw.random() < 0.3)
             steps += 1
         machine.slots_are_bounded()
         machine.dispatched_is_live_plus_ended()
@@ -248,15 +256,16 @@ def test_long_lives_keep_the_books(seed):
     machine.close_and_begin_again(True)
 
 
-def run_step(admission: Admission) -> list[int]:
+def run_step(admission: Admission, every: int = 1) -> list[int]:
     """Admit all there is room for, finish everything, take a step; return the ages it trained on."""
-    while admission.room:
+    while admission.room > 0:
         for attempt in admission.admit()[1]:
             admission.finish(attempt, usable=True)
     result = admission.take()
     assert result is not None
     ages = [admission.version.n - admission.start_version(AttemptId(group, 0, 0)).n for group in result[0]]
-    admission.publish(admission.version.next())
+    version = admission.version.next()
+    admission.publish(version, version.n % every == 0)
     return ages
 
 
@@ -268,6 +277,22 @@ def test_steady_state_ages(ratio, steady):
     ages = [run_step(admission) for _ in range(8)]
     assert ages[-1] == steady
     assert +admission.ended == {AttemptStatus.TRAINED: 8 * 4 * 2}
+
+
+@pytest.mark.parametrize(
+    ("ratio", "every", "steady"),
+    [
+        (1, 2, [[0] * 4, [1] * 4]),  # generates two steps' groups at once, after each update
+        (2, 2, [[2] * 4, [1] * 4]),
+        (2, 3, [[0] * 4, [1] * 4, [2] * 4]),
+        (1.5, 2, [[2, 2, 0, 0], [1] * 4]),
+    ],
+)
+def test_ages_where_engines_are_updated_every_few_steps(ratio, every, steady):
+    admission = Admission(config(async_ratio=ratio))
+    ages = [run_step(admission, every) for _ in range(6 * every)]
+    assert ages[-every:] == steady
+    assert +admission.ended == {AttemptStatus.TRAINED: 6 * every * 4 * 2}
 
 
 def test_synchronous_run_admits_nothing_while_it_trains():

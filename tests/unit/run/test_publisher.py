@@ -135,7 +135,7 @@ def test_the_learner_is_out_of_reach_after_an_update(use):
 def test_a_version_is_published_once_the_last_is_loaded():
     async def test(publisher, rollouts, ledger):
         told = []
-        publisher.on_publish = told.append
+        publisher.on_publish = lambda version, to_engines: told.append(version)
         async with publisher.updating() as learner:
             await learner.publish()
         assert publisher.version == PolicyVersion(0, 1) and publisher.is_loading
@@ -204,3 +204,31 @@ def test_shared_devices_change_hands_around_a_step():
     turn = ["release devices", "reload", "learn 1 at 0", "step", "publish 1", "offload", "reclaim judges"]
     log = with_publisher(test, shared=True)
     assert log[:7] == turn and sorted(log[7:]) == ["loaded 1", "reclaim engines"]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_engines_keep_their_weights_until_an_update(shared):
+    async def test(publisher, rollouts, ledger):
+        told, receiver = [], Receiver(0)
+        publisher.on_publish = lambda version, to_engines: told.append((version.n, to_engines))
+        rollouts.may_load.set()
+        for to_engines in (True, False, False):
+            async with publisher.updating() as learner:
+                await learner.learn(1, [], AlgorithmState())
+                await learner.publish(to_engines)
+            await publisher.wait_loaded()
+        assert told == [(1, True), (2, False), (3, False)]
+        assert (publisher.version.n, publisher.engine_version.n) == (3, 1)
+        await publisher.refresh(receiver)
+        assert receiver.version == 1, "a replacement gets what the other engines have"
+        await publisher.update_engines()
+        await publisher.update_engines()
+        await publisher.wait_loaded()
+        assert publisher.version == publisher.engine_version == PolicyVersion(0, 3)
+        assert ledger.versions == [PolicyVersion(0, 1), PolicyVersion(0, 3)], "engines never got the second"
+
+    log = with_publisher(test, shared=shared)
+    assert [each for each in log if each.split()[0] in ("learn", "publish", "loaded")] == [
+        *("learn 1 at 0", "publish 1", "loaded 1", "learn 1 at 1", "learn 1 at 2", "publish 3", "loaded 3")
+    ]
+    assert log.count("reclaim engines") == (2 if shared else 0), "with old weights, they generate on"

@@ -54,6 +54,22 @@ def test_overlap_hides_the_shorter_phase():
     assert overlapping < synchronous
 
 
+def test_rare_updates_save_the_time_of_publishing():
+    slow = {"learner": LearnerSpeed(step=5.0, publish=30.0), "rollout": {"async_ratio": 3}, "steps": 9}
+    logs, seconds = {every: io.StringIO() for every in (1, 3)}, {}
+    for every, log in logs.items():
+        outcome = simulate(scenario(weights={"every": every}, **slow), log)
+        seconds[every] = outcome.summary["train_seconds"]
+        assert max(step["age/max"] for step in outcome.steps) <= 3
+        checker = InvariantChecker(scenario(**slow).rollout)
+        checker.check(log.getvalue().splitlines())
+        checker.check_end(steps=9)
+        assert set(checker.engines.values()) == {9}
+    assert seconds[3] < 0.7 * seconds[1]
+    updates = [json.loads(line) for line in logs[3].getvalue().splitlines()]
+    assert [event["version"] for event in updates if event["event"] == "update"] == [3, 6, 9]
+
+
 SLOW_ENGINES = ({"point": "engine.slow", "at": 1.0, "factor": 1e6},)
 
 
