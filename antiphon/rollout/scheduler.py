@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from antiphon.core.deadlines import Deadlines
+from antiphon.core.errors import ConfigError
 from antiphon.core.types import (
     AttemptId,
     AttemptStatus,
@@ -19,6 +20,7 @@ from antiphon.core.types import (
     Prompt,
     Trajectory,
 )
+from antiphon.core.types.versions import MAX_SUPPORT
 from antiphon.record.ledger import Ledger
 from antiphon.record.resume import ReusableRollout, ReusableRollouts
 from antiphon.rollout.admission import Admission
@@ -243,12 +245,14 @@ class Scheduler:
         prompt, loop_task = self._open[group].prompt, asyncio.current_task()
 
         async def generate(sampling: dict[str, Any]) -> UnscoredAttempt:
+            chosen = self.config.sampling.sampling(**sampling)
+            if chosen.truncated and not chosen.support_size:
+                message = f"must give a top_k of 1 to {MAX_SUPPORT} with top_p or min_p, as `rollout.sampling` must"
+                raise ConfigError(message, key="rollout.sampler")
             attempt = self.admission.start(group)
             self.bias_meter.record_dispatch(prompt.task, prompt.id)
             try:
-                return await self._episodes.generate(
-                    prompt, attempt, self.admission.start_version(attempt), self.config.sampling.sampling(**sampling)
-                )
+                return await self._episodes.generate(prompt, attempt, self.admission.start_version(attempt), chosen)
             except asyncio.CancelledError:
                 if loop_task is None or not loop_task.cancelling():  # else the whole loop ends, and `stop` says why
                     self.admission.drop(attempt)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from antiphon.cli.app import app
 from antiphon.core.config import load
-from antiphon.core.errors import RolloutError, StallError
+from antiphon.core.errors import ConfigError, RolloutError, StallError
 from antiphon.core.rng import derive
 from antiphon.learning.config import LearnerConfig
 from antiphon.simulate.engine_speed import EngineSpeed
@@ -140,6 +140,9 @@ async def first(group):
 
 async def too_few(group):
     await group.reward(await group.generate())
+
+async def truncated(group):
+    await group.generate(top_p=0.9)
 '''
 
 
@@ -167,6 +170,11 @@ def test_a_sampling_loop_of_ones_own(own_loops, name, share):
 def test_a_sampling_loop_that_gives_too_little_fails_the_run(own_loops):
     with pytest.raises(RolloutError, match="the last 4 groups failed"):
         simulate(scenario(rollout={"sampler": "own_loops:too_few"}))
+
+
+def test_a_sampling_loop_cannot_truncate_without_a_support(own_loops):
+    with raises_with(ConfigError, key="rollout.sampler"):
+        simulate(scenario(rollout={"sampler": "own_loops:truncated"}))
 
 
 def test_slow_environments_delay_those_in_lock_step():
