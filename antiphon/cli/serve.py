@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from antiphon.core.workers import WorkerHandle
 
 SERVE_TOKEN_VARIABLE = "ANTIPHON_SERVE_TOKEN"
+HOST_TOKENS_VARIABLE = "ANTIPHON_SANDBOX_HOST_TOKENS"
 
 sandbox = typer.Typer(help="Isolated execution of untrusted code.", no_args_is_help=True)
 
@@ -65,6 +66,12 @@ def serve_sandboxes(
     environment: Annotated[
         list[str] | None, typer.Option(help="package.module:attribute of another environment that clients may create.")
     ] = None,
+    host_token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"File with the token of each of the hosts, in their order. Default: {HOST_TOKENS_VARIABLE}."
+        ),
+    ] = None,
 ) -> None:
     """Serve sandboxes and environments with ROCK's HTTP interface, to clients that have the token."""
     with exit_on_error():
@@ -77,6 +84,9 @@ def serve_sandboxes(
         if config is not None:
             add_import_folder(config)
         token, given = _read_token(token_file, TOKEN_VARIABLE)
+        host_tokens = _read_host_tokens(host_token_file, len(settings.hosts))
+        if settings.hosts and environment:
+            raise ConfigError("has no effect with hosts; give it to the service on each host", key="--environment")
         names = [name for name in ENVIRONMENTS.known if not required_options(name)]
         names += [name for name in environment or () if "prompt" not in required_options(name)]
         for name in names:
@@ -87,6 +97,7 @@ def serve_sandboxes(
             [*names, *GEM_NAMES],
             spawn_environment,
             lambda address: print(address if given else f"{address}\ntoken: {token}", flush=True),
+            host_tokens,
         )
 
 
@@ -117,16 +128,34 @@ def spawn_environment(name: str) -> "WorkerHandle":
 
 def _read_token(file: Path | None, variable: str) -> tuple[str, bool]:
     """Return the token of a service and whether the user gave it; a token in the environment is removed from there."""
-    token = os.environ.pop(variable, None) or None
-    source = variable
-    if file is not None:
-        source = str(file)
-        try:
-            token = file.read_text(encoding="ascii").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot be read as a token: {error}", path=str(file)) from error
-    if token is None:
+    text, source = _read_secret(file, variable)
+    if text is None:
         return secrets.token_urlsafe(24), False
+    return _check_token(text.strip() if file else text, source), True
+
+
+def _read_host_tokens(file: Path | None, hosts: int) -> list[str]:
+    """Return the tokens of the hosts of a sandbox service, which spaces or line ends separate."""
+    text, source = _read_secret(file, HOST_TOKENS_VARIABLE)
+    tokens = [_check_token(token, source) for token in (text or "").split()]
+    if len(tokens) != hosts:
+        message = f"{hosts} hosts need as many tokens, in their order, but there are {len(tokens)}"
+        raise ConfigError(message, key="hosts", path=source)
+    return tokens
+
+
+def _read_secret(file: Path | None, variable: str) -> tuple[str | None, str]:
+    """Return the text of a file or of an environment variable, which is removed, and the name of its source."""
+    text = os.environ.pop(variable, None) or None
+    if file is None:
+        return text, variable
+    try:
+        return file.read_text(encoding="ascii"), str(file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot be read as a token: {error}", path=str(file)) from error
+
+
+def _check_token(token: str, source: str) -> str:
     if not re.fullmatch(r"[\x21-\x7e]{8,}", token):
         raise ConfigError("a token has at least 8 characters, printable ones of ASCII and no spaces", path=source)
-    return token, True
+    return token

@@ -22,6 +22,7 @@ from antiphon.sandbox.sessions.session import Session
 from antiphon.sandbox.sessions.shell_sandbox import ShellSandbox
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards.code.reward import Code
+from tests.system.test_sandbox_service import Server
 
 pytestmark = pytest.mark.commands("docker")
 
@@ -121,3 +122,45 @@ def test_a_killed_controller_leaves_no_container(docker_image):
     subprocess.run(["docker", "wait", container], timeout=60, capture_output=True)
     with_name = ["docker", "ps", "--quiet", "--filter", f"id={container}"]
     assert subprocess.check_output(with_name) == b""
+
+
+@pytest.fixture
+def two_images(docker_image):
+    """Two images that can be told apart, and a third that is not offered."""
+    names = ["antiphon-test-second", "antiphon-test-other"]
+    for name in names:
+        made = subprocess.run(
+            ["docker", "build", "--quiet", "--tag", name, "-"],
+            input=f"FROM {docker_image}\nENV MARK={name}\n",
+            text=True,
+        )
+        assert made.returncode == 0
+    yield docker_image, names[0]
+    subprocess.run(["docker", "rmi", "--force", *names], check=True, capture_output=True)
+
+
+def test_clients_choose_one_of_the_images(two_images):
+    first, second = two_images
+    server = Server(f"images=[{first},{second}]", "warm=1")
+    try:
+        for image, mark in ((None, ""), (first, ""), (second, second)):
+            started = server.result("/start", **({} if image is None else {"image": image}))
+            assert started["image"] == (image or first)
+            ran = server.result("/execute", sandbox_id=started["sandbox_id"], command="echo $MARK")
+            assert ran["stdout"] == f"{mark}\n"
+        before = subprocess.check_output(["docker", "images", "--quiet"])
+        for image in ("antiphon-test-other", f"{first}:latest", "busybox", "--privileged", "", f"{first} {second}"):
+            assert "image" in (error := server.refused(400, "/start", image=image))
+            assert not image or (first in error and second in error)
+        assert subprocess.check_output(["docker", "images", "--quiet"]) == before
+        server.result("/stop", sandbox_id=started["sandbox_id"])
+        again = server.result("/restart", sandbox_id=started["sandbox_id"])
+        assert again["image"] == second
+        assert [item["image"] for item in server.items(image=second)] == [second]
+    finally:
+        server.close()
+
+
+def test_a_service_does_not_start_without_one_of_its_images(docker_image):
+    with pytest.raises(RuntimeError, match="no-such-image"):
+        Server(f"images=[{docker_image},no-such-image]", "warm=0")

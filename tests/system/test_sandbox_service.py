@@ -330,14 +330,14 @@ def test_what_cannot_be_had_is_refused(server, field, value):
 
 
 def test_the_list(server, sandbox):
-    headers = {"X-User-Id": "me"}
+    headers = {"X-User-Id": "lister"}
     mine = server.client.post(f"{SANDBOX}/start_async", json={"image": "a:b"}, headers=headers).json()["result"]
     get = server.client.get
 
     def listed(**query):
         return get(f"{SANDBOX}/sandboxes", params=query).json()["result"]
 
-    assert [item["sandbox_id"] for item in listed(user_id="me")["items"]] == [mine["sandbox_id"]]
+    assert [item["sandbox_id"] for item in listed(user_id="lister")["items"]] == [mine["sandbox_id"]]
     assert {item["sandbox_id"] for item in listed(state="running")["items"]} == {mine["sandbox_id"], sandbox}
     assert len(listed(page_size=1)["items"]) == 1 and listed(page_size=1)["has_more"]
     assert get(f"{SANDBOX}/sandboxes", params={"colour": "red"}).status_code == 400
@@ -572,7 +572,7 @@ def workers(monkeypatch):
 
 def own(server) -> list[psutil.Process]:
     """The worker processes."""
-    return [child for child in server.children(recursive=False) if "service.reverse_proxy" in " ".join(child.cmdline())]
+    return [child for child in server.children(recursive=False) if "service.workers" in " ".join(child.cmdline())]
 
 
 def test_workers_behind_one_address(workers):

@@ -32,31 +32,21 @@ from antiphon.sandbox.service.bounds import (
 from antiphon.sandbox.service.commands import Commands
 from antiphon.sandbox.service.config import ServiceConfig
 from antiphon.sandbox.service.environments import Environments, Spawn
+from antiphon.sandbox.service.holdings import HOLDINGS_PATH, report_holdings
 from antiphon.sandbox.service.http_errors import Reason, RefusedError
 from antiphon.sandbox.service.manager import Sandboxes
 from antiphon.sandbox.service.metrics import Metrics
-from antiphon.sandbox.service.page import render_page
+from antiphon.sandbox.service.page import SECURITY_HEADERS, render_page
 from antiphon.sandbox.service.programs import Programs
-from antiphon.sandbox.service.reverse_proxy import ReverseProxy, Workers
+from antiphon.sandbox.service.reverse_proxy import ReverseProxy
 from antiphon.sandbox.service.routes import Answer, EnvironmentRoutes, SandboxRoutes
+from antiphon.sandbox.service.upstreams import Upstream, Upstreams, connect_to_hosts
+from antiphon.sandbox.service.workers import Workers
 
 SHUTDOWN_SECONDS = 2  # for requests under way to end by themselves
 KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, so that none is closed during a request
 SLACK = 1 << 20  # bytes of a request beyond the file that it uploads
-STATUS_CODES = {  # HTTP status and ROCK's code
-    Reason.INPUT: (400, rock.BAD_REQUEST),
-    Reason.UNKNOWN: (404, rock.BAD_REQUEST),
-    Reason.STATE: (409, rock.BAD_REQUEST),
-    Reason.LOST: (410, rock.LOST),
-    Reason.FAILED: (422, rock.COMMAND_FAILED),
-    Reason.QUOTA: (429, rock.BAD_REQUEST),
-}
 EnvironmentSource = tuple[Sequence[str], Spawn]  # names, and how to start the process of one
-_SECURITY_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
 
 
 def create_app(sandboxes: Sandboxes, environments: Environments, programs: Programs, token: str) -> FastAPI:
@@ -71,6 +61,10 @@ def create_app(sandboxes: Sandboxes, environments: Environments, programs: Progr
     async def python(request: Request, body: ProgramRequest) -> Answer:
         return Answer(asdict(await run_while_connected(request.receive, programs.run(body))))
 
+    @app.get(HOLDINGS_PATH)
+    async def holdings() -> Answer:
+        return Answer(report_holdings(sandboxes, environments).model_dump(mode="json"))
+
     @app.get("/metrics")
     async def text() -> PlainTextResponse:
         now = {
@@ -83,13 +77,13 @@ def create_app(sandboxes: Sandboxes, environments: Environments, programs: Progr
     @app.get("/")
     async def home() -> HTMLResponse:
         return HTMLResponse(
-            render_page(sandboxes, environments, commands.busy).encode("utf-8", "replace"), headers=_SECURITY_HEADERS
+            render_page(sandboxes, environments, commands.busy).encode("utf-8", "replace"), headers=SECURITY_HEADERS
         )
 
     @app.exception_handler(RefusedError)
     async def refused(request: Request, error: RefusedError) -> Answer:
         metrics.count("antiphon_requests_refused", reason=error.reason.value)
-        status, code = STATUS_CODES[error.reason]
+        status, code = rock.STATUS_CODES[error.reason]
         return Answer(rock.failure(str(error)[:LONGEST_MESSAGE], code), status_code=status)
 
     @app.exception_handler(RequestValidationError)
@@ -118,7 +112,7 @@ class AuthMiddleware:
         """Handle one request."""
         if scope["type"] != "http":
             return
-        headers = {name.lower(): value for name, value in scope["headers"]}
+        headers = dict(reversed(scope["headers"]))  # the first of several counts, as for FastAPI
         if not any(self._is_token(headers.get(name, b"")) for name in (b"authorization", b"xrl-authorization")):
             answer = Answer(rock.failure("the token is missing or wrong", rock.BAD_REQUEST), status_code=401)
             answer.headers["WWW-Authenticate"] = 'Basic realm="Antiphon sandboxes"'
@@ -156,7 +150,12 @@ def _is_from_other_origin(headers: Mapping[bytes, bytes]) -> bool:
 
 
 def serve(
-    config: ServiceConfig, token: str, names: Sequence[str], spawn: Spawn, announce: Callable[[str], None]
+    config: ServiceConfig,
+    token: str,
+    names: Sequence[str],
+    spawn: Spawn,
+    announce: Callable[[str], None],
+    host_tokens: Sequence[str] = (),
 ) -> None:
     """Serve until SIGTERM or SIGINT.
 
@@ -166,11 +165,14 @@ def serve(
         names: Environments that clients may make.
         spawn: Starts the process of an environment; with several workers, a function of a module.
         announce: Called with the address once the service is ready.
+        host_tokens: The token of each of `config.hosts`.
     """
     with _listen(config) as listener:
         host, port = listener.getsockname()[:2]
         ready = partial(announce, f"http://{f'[{host}]' if ':' in host else host}:{port}")
-        if config.workers == 1:
+        if config.hosts:
+            _run(_serve_front(config, token, connect_to_hosts(config, host_tokens), listener, ready))
+        elif config.workers == 1:
             _run(_serve(config, token, (names, spawn), listener, ready))
         else:
             _run(_serve_workers(config, token, (names, spawn), listener, ready))
@@ -205,7 +207,18 @@ async def _serve_workers(
     config: ServiceConfig, token: str, source: EnvironmentSource, listener: socket.socket, ready: Callable[[], None]
 ) -> None:
     async with Workers(config, partial(serve_as_worker, token, source)) as workers:
-        server = _server(AuthMiddleware(ReverseProxy(workers), token, _max_request_bytes(config)), config)
+        members = [
+            Upstream(f"worker {number}", client, token, Reason.LOST, config)
+            for number, client in enumerate(workers.clients)
+        ]
+        await _serve_front(config, token, members, listener, ready)
+
+
+async def _serve_front(
+    config: ServiceConfig, token: str, members: Sequence[Upstream], listener: socket.socket, ready: Callable[[], None]
+) -> None:
+    async with Upstreams(members, config) as upstreams:
+        server = _server(AuthMiddleware(ReverseProxy(upstreams), token, _max_request_bytes(config)), config)
         ready()
         await server.serve(sockets=[listener])
 

@@ -10,6 +10,7 @@ from antiphon.core.errors import SandboxError, StallError
 from antiphon.sandbox.base import Status
 from antiphon.sandbox.service.http_errors import Reason, RefusedError
 from antiphon.sandbox.service.manager import Sandboxes
+from antiphon.sandbox.service.quotas import check_under_way
 from antiphon.sandbox.service.records import Sandbox, State
 from antiphon.sandbox.sessions.session import CommandResult, Session
 from antiphon.sandbox.sessions.shell_sandbox import ShellSandbox
@@ -139,10 +140,7 @@ class Commands:
         if sandbox.state is not State.RUNNING or backend is None:
             cause = f": {sandbox.failure}" if sandbox.failure else ""
             raise RefusedError(Reason.STATE, f"sandbox {sandbox_id!r} is {sandbox.state}{cause}")
-        if self.busy >= self._config.commands:
-            raise RefusedError(
-                Reason.QUOTA, f"{self.busy} commands are under way, which is the limit (commands); try again later"
-            )
+        check_under_way("commands", self.busy, self._config.commands)
         if sandbox.busy >= self._config.sandbox_commands:
             raise RefusedError(
                 Reason.QUOTA,

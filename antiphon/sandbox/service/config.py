@@ -1,11 +1,19 @@
 """Configuration of the sandbox service. Importing this module loads no implementation."""
 
 import os
+from typing import Annotated, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from antiphon.core.config import Config
+from antiphon.core.errors import ValidatorError
 from antiphon.sandbox.config import SandboxConfig
+
+FRONT_OPTIONS = (  # those that a service with `hosts` uses
+    *("host", "port", "hosts", "check_seconds", "sandboxes", "memory", "commands", "environments", "upload"),
+    *("request_seconds", "command_seconds", "start_seconds", "environment_seconds"),
+)
 
 
 def _memory_of_machine() -> int:
@@ -20,11 +28,16 @@ class ServiceConfig(Config):
     port: int = Field(8080, ge=0, le=65535)
     """TCP port; 0 chooses a free one."""
     workers: int = Field(1, gt=0)
-    """Number of processes that share the work behind one address. The quotas are divided among them."""
+    """Number of processes that share the work behind one address."""
+    hosts: tuple[str, ...] = ()
+    """Addresses of sandbox services, as in `[http://10.0.0.2:8080]`. If given, this service has no sandboxes of its own, but
+    shares those of its clients over these services. By default, it has the sum of their quotas."""
+    check_seconds: float = Field(10.0, gt=0.0, allow_inf_nan=False)
+    """Time for a worker or host to report what it holds, every second. A slower one is unreachable until it does."""
     warm: int = Field(2, ge=0)
     """Sandboxes kept started beyond those in use, so that a start takes milliseconds."""
-    image: str = ""
-    """Local docker image; if given, sandboxes are containers of it and have its commands."""
+    images: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9]")], ...] = ()
+    """Local docker images; if given, sandboxes are containers of the one that the client names, or of the first."""
     python: SandboxConfig = SandboxConfig()
     """Sandbox of single programs that clients send, and the most that one may use."""
 
@@ -63,3 +76,27 @@ class ServiceConfig(Config):
     """Time without a request after which a sandbox is stopped and an environment closed. A sandbox may ask for less."""
     stopped_minutes: float = Field(10.0, ge=0.0, allow_inf_nan=False)
     """Time that the work directory of a stopped sandbox is kept on disk for a restart, before it is deleted."""
+
+    @model_validator(mode="after")
+    def _check_hosts(self) -> Self:
+        mistakes = [("hosts", f"{url!r} {problem}") for url in self.hosts if (problem := _problem_of_address(url))]
+        if len({*self.hosts}) < len(self.hosts):
+            mistakes.append(("hosts", "must not name a service twice"))
+        if self.hosts:
+            unused = sorted(self.model_fields_set.difference(FRONT_OPTIONS))
+            mistakes += [(name, "has no effect with hosts; set it for the service on each host") for name in unused]
+        if mistakes:
+            raise ValidatorError(mistakes)
+        return self
+
+
+def _problem_of_address(url: str) -> str:
+    """Return what is wrong with the address of a service; an empty text if nothing is."""
+    try:
+        parts = urlsplit(url)
+        is_valid = parts.hostname and parts.port != 0 and url == f"{parts.scheme}://{parts.netloc}"
+    except ValueError:
+        is_valid = False
+    if not is_valid or parts.scheme not in ("http", "https") or "@" in parts.netloc:
+        return "is not an address of the form http://HOST:PORT or https://HOST:PORT"
+    return ""

@@ -18,6 +18,7 @@ from antiphon.core.workers import WorkerHandle
 from antiphon.sandbox.service.config import ServiceConfig
 from antiphon.sandbox.service.http_errors import Reason, RefusedError
 from antiphon.sandbox.service.metrics import Metrics
+from antiphon.sandbox.service.quotas import check_environments
 
 SWEEP_SECONDS = 1.0  # between two checks for idle environments
 
@@ -83,11 +84,7 @@ class Environments:
             raise RefusedError(
                 Reason.UNKNOWN, f"there is no environment {name!r}: {hint}valid are {', '.join(self.names) or 'none'}"
             )
-        if len(self._all) >= self._config.environments:
-            raise RefusedError(
-                Reason.QUOTA,
-                f"{len(self._all)} environments are open, which is the limit (environments); close one first",
-            )
+        check_environments(self._config.environments, len(self._all))
         environment_id = f"env-{secrets.token_hex(16)}" if environment_id is None else environment_id
         if environment_id in self._all:
             raise RefusedError(Reason.STATE, f"environment {environment_id!r} exists already")

@@ -18,6 +18,8 @@ class Reason(StrEnum):
     """A quota is used up; the same request may succeed later."""
     LOST = "lost"
     """It ended before it could answer. What was under way may or may not have been done."""
+    UNREACHABLE = "unreachable"
+    """The host that holds it does not answer now. What was under way may or may not have been done."""
     FAILED = "failed"
     """The attempt failed."""
 

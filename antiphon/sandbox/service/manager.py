@@ -24,9 +24,10 @@ from antiphon.core.errors import StallError
 from antiphon.sandbox.service.config import ServiceConfig
 from antiphon.sandbox.service.http_errors import Reason, RefusedError
 from antiphon.sandbox.service.metrics import Metrics
-from antiphon.sandbox.service.quotas import check_quota, make_backend_config
+from antiphon.sandbox.service.quotas import check_sandboxes, make_backend_config
 from antiphon.sandbox.service.records import Sandbox, SandboxRequest, State
 from antiphon.sandbox.service.warm_pool import BACKEND_ERRORS, WarmPool
+from antiphon.sandbox.sessions.config import ShellSandboxConfig
 from antiphon.sandbox.sessions.files import SandboxFiles
 from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 from antiphon.sandbox.sessions.shell_sandbox import ShellSandbox
@@ -51,7 +52,7 @@ class Sandboxes:
         self._tasks = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Self:
-        """Start one sandbox as a trial: where that is impossible, the service does not start."""
+        """Start one sandbox of each image as a trial: where that is impossible, the service does not start."""
         self._runtime_dirs = RuntimeDirs()
         self._pool = WarmPool(
             make_backend_config(self.config, SandboxRequest()),
@@ -63,8 +64,11 @@ class Sandboxes:
         )
         try:
             await self._pool.add_one()
+            for image in self.config.images[1:]:
+                await self._pool.try_one(make_backend_config(self.config, SandboxRequest(image=image)))
             await self._tasks.__aenter__()
         except BaseException:
+            await self._pool.close()
             self._runtime_dirs.close()
             raise
         self._sweeper = self._tasks.create_task(self._sweep())
@@ -118,6 +122,10 @@ class Sandboxes:
     def _live(self) -> list[Sandbox]:
         return [sandbox for sandbox in self.all() if sandbox.live]
 
+    def _check_quota(self, wanted: ShellSandboxConfig) -> None:
+        live = [sandbox.backend_config.limits.memory for sandbox in self._live()]
+        check_sandboxes(self.config.sandboxes, self.config.memory, live, wanted.limits.memory)
+
     # --- requests ----------------------------------------------------------------------------------------------------
 
     async def start(self, request: SandboxRequest, wait_seconds: float = START_WAIT_SECONDS) -> Sandbox:
@@ -128,7 +136,7 @@ class Sandboxes:
         if sandbox_id in self._all and self._all[sandbox_id].state is not State.DELETED:
             raise RefusedError(Reason.STATE, f"sandbox {sandbox_id!r} exists already")
         config = make_backend_config(self.config, request)
-        check_quota(self.config, self._live(), config)
+        self._check_quota(config)
         self._all.pop(sandbox_id, None)  # a deleted sandbox of this name, so that the new one is listed last
         sandbox = self._all[sandbox_id] = Sandbox(id=sandbox_id, request=request, backend_config=config)
         self._begin_start(sandbox, "start")
@@ -160,7 +168,7 @@ class Sandboxes:
                 )
             if sandbox.snapshot is None:
                 raise RefusedError(Reason.STATE, f"sandbox {sandbox_id!r} cannot restart: its files are lost")
-            check_quota(self.config, self._live(), sandbox.backend_config)
+            self._check_quota(sandbox.backend_config)
             self._begin_start(sandbox, "restart")
         await self._wait_for_start(sandbox, wait_seconds)
         return sandbox

@@ -8,6 +8,11 @@ from antiphon.sandbox.service.manager import Sandboxes
 from antiphon.sandbox.service.records import Sandbox
 
 MOST_ROWS = 500
+SECURITY_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem; color: #1d2733 }
 h1 { font-size: 1.4rem; margin: 0 } h2 { font-size: 1.05rem; margin: 2rem 0 .5rem }
@@ -61,6 +66,16 @@ def render_page(sandboxes: Sandboxes, environments: Environments, busy: int) -> 
     )
 
 
+def render_upstreams(states: Iterable[tuple[str, str]]) -> str:
+    """Return a page that shows the services behind this one.
+
+    Args:
+        states: The name of each, and why it does not answer; an empty text if it does.
+    """
+    rows = [(name, problem or "answers") for name, problem in states]
+    return f"<!doctype html><style>{_STYLE}</style>{_table(('served by', ''), rows)}"
+
+
 _COLUMNS = ("sandbox", "state", "image", "memory", "sessions", "commands", "now", "idle ends in", "")
 
 
@@ -69,7 +84,7 @@ def _row(sandboxes: Sandboxes, sandbox: Sandbox) -> Sequence[str]:
     return (
         sandbox.id,
         sandbox.state,
-        sandbox.request.labels.get("image", ""),
+        sandbox.image or "",
         f"{sandbox.backend_config.limits.memory >> 20:,} MiB",
         str(len(sandbox.sessions)),
         str(sandbox.commands),

@@ -15,6 +15,7 @@ from antiphon.sandbox.remote import ProgramRequest
 from antiphon.sandbox.service.config import ServiceConfig
 from antiphon.sandbox.service.http_errors import Reason, RefusedError
 from antiphon.sandbox.service.metrics import Metrics
+from antiphon.sandbox.service.quotas import check_under_way
 
 PROGRAMS_PER_CORE = 2  # under way at once; further programs wait
 
@@ -56,10 +57,7 @@ class Programs:
             limits = self._cap_limits(request.limits)
         except ValueError as error:
             raise RefusedError(Reason.INPUT, f"invalid program: {error}") from error
-        if self.busy >= self._config.commands:
-            raise RefusedError(
-                Reason.QUOTA, f"{self.busy} programs are under way, which is the limit (commands); try again later"
-            )
+        check_under_way("programs", self.busy, self._config.commands)
         self.busy += 1
         try:
             sandbox = await self._open()

@@ -1,11 +1,11 @@
 """Limits of one sandbox and of all sandboxes together, from the service's configuration."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from antiphon.sandbox.base import Limits
 from antiphon.sandbox.service.config import ServiceConfig
 from antiphon.sandbox.service.http_errors import Reason, RefusedError
-from antiphon.sandbox.service.records import Sandbox, SandboxRequest
+from antiphon.sandbox.service.records import SandboxRequest
 from antiphon.sandbox.sessions.config import ShellSandboxConfig
 
 MIN_MEMORY = 32 << 20  # bytes; bash does not start in much less
@@ -34,19 +34,55 @@ def make_backend_config(config: ServiceConfig, request: SandboxRequest) -> Shell
         processes=config.processes,
         output=config.output << 10,
     )
-    return ShellSandboxConfig(limits=limits, image=config.image)
+    return ShellSandboxConfig(limits=limits, image=choose_image(config.images, request.image))
 
 
-def check_quota(config: ServiceConfig, live: Collection[Sandbox], wanted: ShellSandboxConfig) -> None:
-    """Raise `RefusedError` if the service has no room for one more sandbox beside the `live` ones."""
-    if len(live) >= config.sandboxes:
+def choose_image(images: Sequence[str], wanted: str | None) -> str:
+    """Return the docker image of a sandbox; an empty text if the service has none, where `wanted` is only a label.
+
+    Raises:
+        RefusedError: `wanted` is not one of the images.
+    """
+    if not images or wanted is None:
+        return images[0] if images else ""
+    if wanted not in images:
+        raise RefusedError(Reason.INPUT, f"image: {wanted[:200]!r} is not offered here; valid are {', '.join(images)}")
+    return wanted
+
+
+def check_sandboxes(most: int, most_memory: int, live: Collection[int], wanted: int) -> None:
+    """Raise `RefusedError` if there is no room for one more sandbox.
+
+    Args:
+        most: Maximum number of sandboxes.
+        most_memory: MiB that all of them may use together.
+        live: Bytes that each of those may use that there are.
+        wanted: Bytes that the new one may use.
+    """
+    if len(live) >= most:
         raise RefusedError(
             Reason.QUOTA, f"{len(live)} sandboxes are open, which is the limit (sandboxes); stop one first"
         )
-    free = (config.memory << 20) - sum(sandbox.backend_config.limits.memory for sandbox in live)
-    if wanted.limits.memory > free:
+    free = (most_memory << 20) - sum(live)
+    if wanted > free:
         raise RefusedError(
             Reason.QUOTA,
-            f"memory: {free >> 20} of the {config.memory} MiB for all sandboxes are free, but {wanted.limits.memory >> 20} are "
+            f"memory: {free >> 20} of the {most_memory} MiB for all sandboxes are free, but {wanted >> 20} are "
             "needed; ask for less, or stop a sandbox first",
+        )
+
+
+def check_environments(most: int, number: int) -> None:
+    """Raise `RefusedError` if there is no room for one more environment."""
+    if number >= most:
+        raise RefusedError(
+            Reason.QUOTA, f"{number} environments are open, which is the limit (environments); close one first"
+        )
+
+
+def check_under_way(what: str, number: int, most: int) -> None:
+    """Raise `RefusedError` if so many commands, or programs, are under way that there is no room for one more."""
+    if number >= most:
+        raise RefusedError(
+            Reason.QUOTA, f"{number} {what} are under way, which is the limit (commands); try again later"
         )

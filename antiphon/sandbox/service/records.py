@@ -23,12 +23,19 @@ class State(StrEnum):
     STOPPED = "stopped"
     DELETED = "deleted"
 
+    @property
+    def live(self) -> bool:
+        """True while a sandbox counts against the service's quotas."""
+        return self in (State.PENDING, State.RUNNING)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxRequest:
     """Properties that a client asks for. The service grants each up to its own limit."""
 
     sandbox_id: str | None = None
+    image: str | None = None
+    """One of the service's docker images, or only a label if it has none; None stands for its first."""
     memory: int | None = None
     """Bytes."""
     disk: int | None = None
@@ -85,9 +92,14 @@ class Sandbox:
     """The saved work directory of a stopped sandbox."""
 
     @property
+    def image(self) -> str | None:
+        """The docker image that it has the commands of, or else the label that its client gave."""
+        return self.backend_config.image or self.request.image
+
+    @property
     def live(self) -> bool:
         """True while it counts against the service's quotas."""
-        return self.state in (State.PENDING, State.RUNNING)
+        return self.state.live
 
     def enter(self, state: State, event: str) -> None:
         """Change the state and record the transition."""

@@ -1,300 +1,234 @@
-"""Several worker processes behind one address.
+"""The HTTP application of a front: the interface of one service, answered by the services behind it.
 
-Each worker holds a part of the sandboxes and environments; the proxy holds none. The hash of a sandbox's id says which worker
-holds it. The proxy gives new sandboxes ids such that workers take turns. A worker that dies is replaced; its sandboxes are
-lost.
+No request is passed on as it came. What is sent is made of a route of the service, the decoded values of the query, a few
+headers and the body. The upstream gets its own token in place of the client's.
 """
 
 import asyncio
 import itertools
 import json
-import os
-import pickle
 import re
 import secrets
-import socket
-import tempfile
-import zlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import httpx
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from antiphon.core.errors import SandboxError
-from antiphon.core.processes.child import Child, start_python
-from antiphon.core.processes.framing import read_frame, write_frame
-from antiphon.core.processes.own_process import die_with_parent
+from antiphon.sandbox.remote import PATH as PROGRAM
 from antiphon.sandbox.service import rock
-from antiphon.sandbox.service.bounds import run_while_connected
-from antiphon.sandbox.service.config import ServiceConfig
-from antiphon.sandbox.service.http_errors import RefusedError
+from antiphon.sandbox.service.bounds import LONGEST_MESSAGE, run_while_connected
+from antiphon.sandbox.service.holdings import HOLDINGS_PATH, Kind
+from antiphon.sandbox.service.http_errors import Reason, RefusedError
+from antiphon.sandbox.service.manager import ID
+from antiphon.sandbox.service.page import SECURITY_HEADERS, render_upstreams
+from antiphon.sandbox.service.records import State
+from antiphon.sandbox.service.routes import GEM, SANDBOX, EnvironmentRoutes, SandboxRoutes
+from antiphon.sandbox.service.upstreams import ForwardedRequest, Upstream, Upstreams
 
-GEM, SANDBOX = "/apis/v1/envs/gem", "/apis/envs/sandbox/v1"
-NEW = (f"{SANDBOX}/start", f"{SANDBOX}/start_async", f"{GEM}/make")
-RESTART_PATH = re.compile(f"{SANDBOX}/sandboxes/([^/]+)/restart")
-DIVIDED_QUOTAS = ("sandboxes", "memory", "commands", "environments", "warm")
-LIST, BATCH = f"{SANDBOX}/sandboxes", f"{SANDBOX}/sandboxes/batch"
-BROADCAST = {("GET", "/"), ("GET", "/metrics"), ("GET", LIST), ("POST", BATCH)}
-PAGE, LARGEST_PAGE = 500, 1000  # items of a list: by default, and at most
-PAUSE_SECONDS = 0.5  # before a worker that has ended is replaced, so that one that fails at once costs little
-END_SECONDS = 30.0  # for a worker to end by itself
-HOP_BY_HOP = {b"content-length", b"host", b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding"}
-HOP_BY_HOP |= {b"upgrade", b"expect", b"proxy-connection"}
-FORWARDED_HEADERS = ("content-type", "www-authenticate", "content-security-policy", "referrer-policy", "cache-control")
+T = TypeVar("T")
 
-Serve = Callable[[ServiceConfig, socket.socket], None]
-"""Serves at a socket until it receives a signal. A function of a module, or a `functools.partial` of one."""
-
-
-def divide_quotas(config: ServiceConfig) -> ServiceConfig:
-    """Return the configuration of one of `config.workers` workers, with its share of each quota."""
-    shares = {name: -(-getattr(config, name) // config.workers) for name in DIVIDED_QUOTAS}
-    return config.model_copy(update={**shares, "workers": 1})
-
-
-class Workers:
-    """The worker processes. Use it as `async with`; leaving the block ends them and everything they hold."""
-
-    def __init__(self, config: ServiceConfig, serve: Serve) -> None:
-        self._share = divide_quotas(config)
-        self._serve = serve
-        self._folder = tempfile.TemporaryDirectory(prefix="antiphon-service-")
-        places = [Path(self._folder.name) / str(index) for index in range(config.workers)]
-        # The sockets stay open here, so that requests wait in them while a worker starts or is replaced.
-        self._listeners = [_listen(place) for place in places]
-        self.clients = [
-            httpx.AsyncClient(
-                transport=httpx.AsyncHTTPTransport(uds=str(place), limits=httpx.Limits(max_connections=None)),
-                base_url="http://worker",
-                timeout=None,
-            )
-            for place in places
-        ]
-        self._supervisors: list[asyncio.Task[None]] = []
-        self._children: dict[int, Child] = {}
-        self._is_ready = False
-
-    async def __aenter__(self) -> Self:
-        """Start all workers and wait until they answer; raise `SandboxError` if one cannot start."""
-        self._supervisors = [asyncio.create_task(self._supervise(index)) for index in range(len(self.clients))]
-        answers = asyncio.create_task(self._all_answer())
-        try:
-            await asyncio.wait([answers, *self._supervisors], return_when=asyncio.FIRST_COMPLETED)
-            if not answers.done():
-                raise SandboxError("a worker of the service ended before it was ready; its output says why")
-        except BaseException:
-            answers.cancel()
-            await self.__aexit__(None, None, None)
-            raise
-        self._is_ready = True
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for supervisor in self._supervisors:
-            supervisor.cancel()
-        for child in self._children.values():
-            child.terminate()
-        for child in self._children.values():
-            await child.wait(END_SECONDS)
-            child.kill()
-        await asyncio.gather(*(client.aclose() for client in self.clients))
-        for listener in self._listeners:
-            listener.close()
-        self._folder.cleanup()
-
-    async def _all_answer(self) -> None:
-        await asyncio.gather(*(client.get("/") for client in self.clients))
-
-    async def _supervise(self, index: int) -> None:
-        """Start a worker, and replace it whenever it ends."""
-        while True:
-            self._children[index] = child = _start_worker(self._serve, self._share, self._listeners[index])
-            await child.wait()
-            if not self._is_ready:
-                return
-            await asyncio.sleep(PAUSE_SECONDS)
-
-
-def _listen(place: Path) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(place))
-    listener.listen(1024)
-    return listener
-
-
-def _start_worker(serve: Serve, config: ServiceConfig, listener: socket.socket) -> Child:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        given = [theirs.fileno(), listener.fileno()]
-        child = start_python(f"{__name__}:{run_worker.__name__}", *given, os.getpid(), descriptors=given)
-        write_frame(ours, pickle.dumps((serve, config)))  # not on the command line: the token is in it
-    return child
-
-
-def run_worker(order: int, listener: int, parent: int) -> None:
-    """Run a worker until it ends, or the service does.
-
-    Args:
-        order: Descriptor of the socket that brings the function to call and its configuration.
-        listener: Descriptor of the socket to serve at.
-        parent: Process id of the service.
-    """
-    die_with_parent(parent)
-    with socket.socket(fileno=order) as connection:
-        content = read_frame(connection)
-    if content is not None:  # else the service has ended
-        serve, config = pickle.loads(content)
-        serve(config, socket.socket(fileno=listener))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardedRequest:
-    """A request that is sent on to a worker."""
-
-    method: str
-    path: str
-    target: bytes
-    """The path as the client sent it, still escaped."""
-    query: str
-    headers: Sequence[tuple[bytes, bytes]]
-    body: bytes
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """Members of the body if it is a JSON object, else none."""
-        try:
-            found = json.loads(self.body)
-        except ValueError:
-            return {}
-        return found if isinstance(found, dict) else {}
+START, MAKE = (f"{SANDBOX}/start", f"{SANDBOX}/start_async"), f"{GEM}/make"
+RESTART = re.compile(f"{SANDBOX}/restart|{SANDBOX}/sandboxes/({ID.pattern})/restart")
+LIST, BATCH, PAGE, METRICS = f"{SANDBOX}/sandboxes", f"{SANDBOX}/sandboxes/batch", "/", "/metrics"
+ROUTES = {PAGE, METRICS, "/openapi.json", PROGRAM, HOLDINGS_PATH, BATCH}
+ROUTES |= {f"{SANDBOX}/{name}" for name in (*SandboxRoutes.POST, *SandboxRoutes.GET)}
+ROUTES |= {f"{GEM}/{name}" for name in EnvironmentRoutes.POST}
+COMMANDS = {f"{SANDBOX}/{name}" for name in (*SandboxRoutes.COMMANDS, "get_sandbox_statistics")}
+REQUEST_HEADERS = (b"content-type", b"x-user-id", b"x-experiment-id", b"x-namespace")
+LARGEST_PAGE = 1000  # items of a list
 
 
 class ReverseProxy:
-    """The ASGI application that forwards requests to workers. Serve it only while `workers` is entered."""
+    """The ASGI application. Serve it only while `upstreams` is entered."""
 
-    def __init__(self, workers: Workers) -> None:
-        self._clients = workers.clients
-        self._turns = itertools.cycle(range(len(workers.clients)))
+    def __init__(self, upstreams: Upstreams) -> None:
+        self._upstreams = upstreams
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Handle one request."""
         request = Request(scope, receive)
         try:
-            answer = await self._receive(request)
+            forwarded = await _read(request)
+            name = await _read_id(request, forwarded)
+            answer = await run_while_connected(request.receive, self._respond(forwarded, name))
         except ClientDisconnect:
             return
         except HTTPException as error:
-            answer = _error_response(error.status_code, str(error.detail))
+            answer = _failure(error.status_code, str(error.detail))
         except MultiPartException as error:
-            answer = _error_response(400, error.message)
+            answer = _failure(400, error.message)
         except RefusedError as error:  # the client has disconnected
-            answer = _error_response(410, str(error), rock.LOST)
-        kept = {name: value for name, value in answer.headers.items() if name in FORWARDED_HEADERS}
-        await Response(answer.content, answer.status_code, kept)(scope, receive, send)
+            answer = _refusal(error)
+        headers = {**SECURITY_HEADERS, "Content-Type": answer.headers["content-type"]}
+        await Response(answer.content, answer.status_code, headers)(scope, receive, send)
 
-    async def _receive(self, request: Request) -> httpx.Response:
-        """Read a request and return its answer; give up if the client disconnects."""
-        headers = [(name, value) for name, value in request.headers.raw if name not in HOP_BY_HOP]
-        forwarded = ForwardedRequest(
-            method=request.method,
-            path=request.scope["path"],
-            target=request.scope["raw_path"],
-            query=request.url.query,
-            headers=headers,
-            body=await request.body(),
-        )
-        if not forwarded.target.startswith(b"/"):
-            raise HTTPException(400, "the target of the request must be a path")
+    async def _respond(self, request: ForwardedRequest, name: str | None) -> httpx.Response:
+        if request.path in (*START, MAKE) or RESTART.fullmatch(request.path):
+            # If the client disconnects, the start still counts until it has ended.
+            return await self._upstreams.run_to_end(_catch_refusal(self._start(request, name)))
+        return await _catch_refusal(self._answer(request, name))
+
+    async def _start(self, request: ForwardedRequest, name: str | None) -> httpx.Response:
+        """Start a sandbox or an environment, or a stopped sandbox again."""
+        upstreams, kind = self._upstreams, Kind.ENVIRONMENT if request.path == MAKE else Kind.SANDBOX
+        if RESTART.fullmatch(request.path):
+            return await (upstreams.send_to_any(request) if name is None else upstreams.restart(name, request))
         try:
-            return await run_while_connected(request.receive, self._answer(request, forwarded))
-        except httpx.TransportError as error:
-            return _error_response(410, f"the worker that held it was lost: {type(error).__name__}", rock.LOST)
+            if kind is Kind.ENVIRONMENT:
+                rock.MakeBody.model_validate(request.fields)
+                memory, new = 0, f"env-{secrets.token_hex(16)}"
+            else:
+                memory = rock.parse_size(rock.StartBody.model_validate(request.fields).memory)
+                new = secrets.token_hex(16)
+        except ValidationError:
+            return await upstreams.send_to_any(request)  # which says what is wrong
+        if name is None:
+            body = json.dumps({**request.fields, "sandbox_id": new}).encode()
+            return await upstreams.start(kind, new, memory, replace(request, body=body))
+        found = await upstreams.find(kind, name)
+        if found is not None and found[1].state is not State.DELETED:
+            return await upstreams.start_on(found[0], kind, name, memory, request)  # which says that it exists already
+        return await upstreams.start(kind, name, memory, request)
 
-    async def _answer(self, request: Request, forwarded: ForwardedRequest) -> httpx.Response:
-        if (forwarded.method, forwarded.path) in BROADCAST:
-            return await self._broadcast(request, forwarded)
-        name = await _sandbox_id_of(request, forwarded)
-        if name is None and forwarded.path in NEW and forwarded.fields:
-            turn = next(self._turns)
-            name = next(name for name in iter(lambda: secrets.token_hex(16), "") if self._worker_of(name) == turn)
-            forwarded = replace(forwarded, body=json.dumps({**forwarded.fields, "sandbox_id": name}).encode())
-        return await self._forward(next(self._turns) if name is None else self._worker_of(name), forwarded)
+    async def _answer(self, request: ForwardedRequest, name: str | None) -> httpx.Response:
+        if request.path == HOLDINGS_PATH:
+            return httpx.Response(200, text=self._upstreams.get_holdings().model_dump_json())
+        if request.path in (PAGE, METRICS):
+            return await self._join_texts(request)
+        if request.path in (LIST, BATCH):
+            return await self._join_lists(request)
+        if request.path == PROGRAM:
+            with self._upstreams.counting("programs"):
+                return await self._upstreams.send_to_any(request)
+        if name is None:
+            return await self._upstreams.send_to_any(request)
+        kind = Kind.ENVIRONMENT if request.path.startswith(GEM) else Kind.SANDBOX
+        if request.path in COMMANDS:
+            with self._upstreams.counting("commands"):
+                return await self._upstreams.send(kind, name, request)
+        return await self._upstreams.send(kind, name, request)
 
-    async def _broadcast(self, request: Request, forwarded: ForwardedRequest) -> httpx.Response:
-        answers = await asyncio.gather(*(self._forward(index, forwarded) for index in range(len(self._clients))))
-        refused = next((answer for answer in answers if answer.is_error), None)
-        if refused is not None:
-            return refused
-        if forwarded.path == "/":
-            content = b"".join(answer.content for answer in answers)
-            return httpx.Response(200, headers=answers[0].headers, content=content)
-        if forwarded.path == "/metrics":
-            return httpx.Response(200, text=_sum_metrics(answer.text for answer in answers))
-        if forwarded.path == BATCH:
-            return httpx.Response(200, json=rock.success({"statuses": _merge_lists(answers, "statuses")}))
-        return await self._list(request, forwarded)
+    async def _join_texts(self, request: ForwardedRequest) -> httpx.Response:
+        answers, _ = await self._ask_each(lambda upstream: upstream.send(request))
+        states = [(each.name, each.describe_problem() if each.problem else "") for each in self._upstreams.members]
+        if request.path == PAGE:
+            content = render_upstreams(states).encode() + b"".join(answer.content for answer in answers)
+            return httpx.Response(200, html=content.decode(errors="replace"))
+        lost = sum(bool(problem) for _, problem in states)
+        name = f"antiphon_sandbox_{self._upstreams.kind}"
+        own = f'# TYPE {name} gauge\n{name}{{state="up"}} {len(states) - lost}\n{name}{{state="down"}} {lost}\n'
+        return httpx.Response(200, text=_sum_metrics([own, *(answer.text for answer in answers)]))
 
-    async def _list(self, request: Request, forwarded: ForwardedRequest) -> httpx.Response:
-        """Return one page of the sandboxes of all workers, oldest first."""
-        query, found = dict(request.query_params), list[dict[str, Any]]()
-        page, size = int(query.pop("page", 1)), int(query.pop("page_size", PAGE))
-        for index in range(len(self._clients)):
-            for number in itertools.count(1):
-                wanted = httpx.QueryParams({**query, "page": number, "page_size": LARGEST_PAGE})
-                answer = await self._forward(index, replace(forwarded, query=str(wanted)))
-                if answer.is_error:
-                    return answer
-                found += answer.json()["result"]["items"]
-                if not answer.json()["result"]["has_more"]:
-                    break
-        found.sort(key=lambda item: item["create_time"])
-        items = found[(page - 1) * size : page * size]
-        more = page * size < len(found)
-        return httpx.Response(200, json=rock.success({"items": items, "total": len(found), "has_more": more}))
+    async def _join_lists(self, request: ForwardedRequest) -> httpx.Response:
+        """Return the status of sandboxes of all upstreams, and the names of upstreams that do not answer."""
+        try:
+            if request.path == BATCH:
+                rock.BatchBody.model_validate(request.fields)
+                found, missing = await self._ask_each(lambda upstream: _get_result(upstream, request))
+                statuses = [item for result in found for item in result["statuses"]]
+                return httpx.Response(200, json=rock.success({"statuses": statuses, "unreachable": missing}))
+            query = rock.ListQuery.model_validate(request.query)
+        except ValidationError:
+            return await self._upstreams.send_to_any(request)  # which says what is wrong
+        lists, missing = await self._ask_each(lambda upstream: _list_all(upstream, request))
+        items = sorted(itertools.chain.from_iterable(lists), key=lambda item: item["create_time"])
+        end = query.page * query.page_size
+        page = {"items": items[end - query.page_size : end], "total": len(items), "has_more": end < len(items)}
+        return httpx.Response(200, json=rock.success({**page, "unreachable": missing}))
 
-    def _worker_of(self, name: str) -> int:
-        return zlib.crc32(name.encode("utf-8", "surrogatepass")) % len(self._clients)
-
-    async def _forward(self, index: int, forwarded: ForwardedRequest) -> httpx.Response:
-        target = forwarded.target + (b"?" + forwarded.query.encode() if forwarded.query else b"")
-        url = self._clients[index].base_url.copy_with(raw_path=target.replace(b"#", b"%23"))
-        return await self._clients[index].request(
-            forwarded.method, url, content=forwarded.body, headers=list(forwarded.headers)
-        )
+    async def _ask_each(self, ask: Callable[[Upstream], Awaitable[T]]) -> tuple[list[T], list[str]]:
+        """Return the answers of all upstreams, and the names of those that gave none; raise if none gave one."""
+        members = self._upstreams.members
+        found = await asyncio.gather(*map(ask, members), return_exceptions=True)
+        refusals = [each for each in found if isinstance(each, BaseException)]
+        unexpected = [each for each in refusals if not isinstance(each, RefusedError)]
+        if unexpected or len(refusals) == len(members):
+            raise (unexpected or refusals)[0]
+        missing = [each.name for each, answer in zip(members, found, strict=True) if isinstance(answer, RefusedError)]
+        return [each for each in found if not isinstance(each, BaseException)], missing
 
 
-async def _sandbox_id_of(request: Request, forwarded: ForwardedRequest) -> str | None:
+async def _catch_refusal(answer: Awaitable[httpx.Response]) -> httpx.Response:
+    try:
+        return await answer
+    except RefusedError as error:
+        return _refusal(error)
+
+
+async def _read(request: Request) -> ForwardedRequest:
+    """Read a request; raise `HTTPException` if it is not for a route of the service."""
+    path = request.scope["path"]
+    if path not in ROUTES and not RESTART.fullmatch(path):
+        raise HTTPException(404, "Not Found")
+    if request.method not in ("GET", "POST"):
+        raise HTTPException(405, "Method Not Allowed")
+    given, body = (
+        dict(reversed(request.headers.raw)),
+        await request.body(),
+    )  # the first of several counts, as for FastAPI
+    try:
+        fields = json.loads(body)
+    except ValueError:
+        fields = None
+    return ForwardedRequest(
+        method=request.method,
+        path=path,
+        query=dict(request.query_params),
+        headers=[(name, given[name]) for name in REQUEST_HEADERS if name in given],
+        body=body,
+        fields=fields,
+    )
+
+
+async def _read_id(request: Request, forwarded: ForwardedRequest) -> str | None:
     """Return the id of the sandbox or environment that a request names, if any."""
-    if found := RESTART_PATH.fullmatch(forwarded.path):
+    if (found := RESTART.fullmatch(forwarded.path)) and found[1]:
         return found[1]
-    if "sandbox_id" in request.query_params:
-        return request.query_params["sandbox_id"]
-    if request.headers.get("content-type", "").startswith("multipart/form-data"):
-        name = (await request.form()).get("sandbox_id")
-    else:
-        name = forwarded.fields.get("sandbox_id")
+    if forwarded.method == "GET":
+        return forwarded.query.get("sandbox_id")
+    fields = forwarded.fields
+    if request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+        fields = await request.form()
+    name = fields.get("sandbox_id") if hasattr(fields, "get") else None
     return name if isinstance(name, str) else None
 
 
-def _error_response(status: int, message: str, code: int = rock.BAD_REQUEST) -> httpx.Response:
-    return httpx.Response(status, json=rock.failure(message, code))
+def _refusal(error: RefusedError) -> httpx.Response:
+    status, code = rock.STATUS_CODES[error.reason]
+    return _failure(status, str(error), code)
 
 
-def _merge_lists(answers: Iterable[httpx.Response], key: str) -> list[Any]:
-    return [item for answer in answers for item in answer.json()["result"][key]]
+def _failure(status: int, message: str, code: int = rock.BAD_REQUEST) -> httpx.Response:
+    return httpx.Response(status, json=rock.failure(message[:LONGEST_MESSAGE], code))
+
+
+async def _get_result(upstream: Upstream, request: ForwardedRequest) -> Any:
+    answer = await upstream.send(request)
+    if not answer.is_success:
+        raise RefusedError(Reason.UNREACHABLE, f"{upstream.name} answers with HTTP status {answer.status_code}")
+    return answer.json()["result"]
+
+
+async def _list_all(upstream: Upstream, request: ForwardedRequest) -> list[dict[str, Any]]:
+    """Return all items of an upstream's list."""
+    items: list[dict[str, Any]] = []
+    for number in itertools.count(1):
+        page = {**request.query, "page": str(number), "page_size": str(LARGEST_PAGE)}
+        result = await _get_result(upstream, replace(request, query=page))
+        items += result["items"]
+        if not result["has_more"]:
+            break
+    return items
 
 
 def _sum_metrics(texts: Iterable[str]) -> str:
-    """Add up the metrics of several workers. All of them are counts, so that sums are right."""
+    """Add up the metrics of several services. All of them are counts, so that sums are right."""
     sums: dict[str, float] = {}
     for line in itertools.chain.from_iterable(text.splitlines() for text in texts):
         name, _, value = line.rpartition(" ")

@@ -1,6 +1,6 @@
 """ROCK's HTTP interface (rl-rock 1.11): bodies of requests and responses.
 
-A field that this service does not support is accepted if ignoring it does the client no harm (names of images, registries),
+A field that this service does not support is accepted if ignoring it does the client no harm (registries),
 and refused if it would (GPUs, Windows, hard processor limits). Unknown fields are ignored, as ROCK does.
 """
 
@@ -11,10 +11,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from antiphon.sandbox.service.http_errors import Reason
 from antiphon.sandbox.service.manager import Sandboxes
 from antiphon.sandbox.service.records import Sandbox, SandboxRequest, State
 
 BAD_REQUEST, LOST, COMMAND_FAILED = 4000, 5000, 6000  # codes of failures
+STATUS_CODES = {  # HTTP status and ROCK's code
+    Reason.INPUT: (400, BAD_REQUEST),
+    Reason.UNKNOWN: (404, BAD_REQUEST),
+    Reason.STATE: (409, BAD_REQUEST),
+    Reason.LOST: (410, LOST),
+    Reason.FAILED: (422, COMMAND_FAILED),
+    Reason.QUOTA: (429, BAD_REQUEST),
+    Reason.UNREACHABLE: (503, LOST),
+}
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?)i?b?", re.IGNORECASE | re.ASCII)
 
@@ -62,7 +72,7 @@ class Body(BaseModel):
 class StartBody(Body):
     """Request for a new sandbox."""
 
-    image: Name
+    image: Name | None = None
     image_os: Annotated[Text, _refuse_unless("linux", reason="sandboxes here run Linux")] = "linux"
     sandbox_id: Text | None = None
     memory: Size = "8g"
@@ -81,13 +91,14 @@ class StartBody(Body):
         """Return the request that `Sandboxes.start` takes."""
         return SandboxRequest(
             sandbox_id=self.sandbox_id,
+            image=self.image,
             memory=parse_size(self.memory),
             disk=None if self.disk is None else parse_size(self.disk),
             idle_seconds=None if self.auto_clear_time_minutes is None else self.auto_clear_time_minutes * 60,
             start_seconds=self.startup_timeout,
             keep_seconds=self.auto_delete_seconds,
             cpus=self.cpus,
-            labels={"image": self.image, **labels},
+            labels=labels,
         )
 
 
@@ -173,9 +184,10 @@ class ListQuery(BaseModel):
 
     def matches(self, sandbox: Sandbox) -> bool:
         """Return True if a sandbox matches the filter."""
-        labels = {name: getattr(self, name) for name in ("image", "user_id", "experiment_id", "namespace")}
+        labels = {name: getattr(self, name) for name in ("user_id", "experiment_id", "namespace")}
         wanted = {name: value for name, value in labels.items() if value is not None}
-        return self.state in (None, sandbox.state) and wanted.items() <= sandbox.request.labels.items()
+        is_right = self.state in (None, sandbox.state) and self.image in (None, sandbox.image)
+        return is_right and wanted.items() <= sandbox.request.labels.items()
 
 
 class MakeBody(Body):
@@ -230,7 +242,8 @@ def describe(sandbox: Sandbox, sandboxes: Sandboxes) -> dict[str, Any]:
         "cpus": sandbox.request.cpus,
         "memory": f"{limits.memory >> 20}m",
         "disk": f"{limits.disk >> 20}m",
-        **{name: sandbox.request.labels.get(name) for name in ("image", "user_id", "experiment_id", "namespace")},
+        "image": sandbox.image,
+        **{name: sandbox.request.labels.get(name) for name in ("user_id", "experiment_id", "namespace")},
         "create_time": _format_time(sandbox.history[0].at),
         "start_time": _format_time(sandbox.since(State.RUNNING)),
         "stop_time": _format_time(sandbox.since(State.STOPPED)),

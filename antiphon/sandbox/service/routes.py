@@ -18,6 +18,8 @@ from antiphon.sandbox.service.records import Sandbox, State
 from antiphon.sandbox.service.texts import text_as_json
 from antiphon.sandbox.sessions.session import CommandResult
 
+SANDBOX, GEM = "/apis/envs/sandbox/v1", "/apis/v1/envs/gem"
+
 Label = Annotated[str, Header(max_length=1024)]
 
 
@@ -34,10 +36,8 @@ class Answer(Response):
 class SandboxRoutes:
     """The routes of `/apis/envs/sandbox/v1`."""
 
-    POST = (
-        *("start", "start_async", "stop", "delete", "restart", "execute", "create_session", "run_in_session"),
-        *("close_session", "read_file", "write_file", "upload"),
-    )
+    COMMANDS = ("execute", "create_session", "run_in_session", "close_session", "read_file", "write_file", "upload")
+    POST = ("start", "start_async", "stop", "delete", "restart", *COMMANDS)
     GET = ("is_alive", "get_status", "get_sandbox_statistics", "sandboxes", "get_token")
 
     def __init__(self, sandboxes: Sandboxes, commands: Commands) -> None:
@@ -46,7 +46,7 @@ class SandboxRoutes:
 
     def router(self) -> APIRouter:
         """Return a router with all routes."""
-        router = APIRouter(prefix="/apis/envs/sandbox/v1", default_response_class=Answer)
+        router = APIRouter(prefix=SANDBOX, default_response_class=Answer)
         for method, names in (("POST", self.POST), ("GET", self.GET)):
             for name in names:
                 router.add_api_route(f"/{name}", getattr(self, name), methods=[method])
@@ -206,13 +206,15 @@ async def _iterate(parts: list[bytes]) -> AsyncIterator[bytes]:
 class EnvironmentRoutes:
     """The routes of `/apis/v1/envs/gem`. Their answers have no envelope, except for refusals."""
 
+    POST = ("make", "reset", "step", "close", "list")
+
     def __init__(self, environments: Environments) -> None:
         self._environments = environments
 
     def router(self) -> APIRouter:
         """Return a router with all routes."""
-        router = APIRouter(prefix="/apis/v1/envs/gem", default_response_class=Answer)
-        for name in ("make", "reset", "step", "close", "list"):
+        router = APIRouter(prefix=GEM, default_response_class=Answer)
+        for name in self.POST:
             router.add_api_route(f"/{name}", getattr(self, name), methods=["POST"])
         return router
 

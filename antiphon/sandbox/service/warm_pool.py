@@ -53,6 +53,10 @@ class WarmPool:
         """Start one backend and keep it ready; raise if that is impossible."""
         self._ready.append(await self._start(self._default))
 
+    async def try_one(self, config: ShellSandboxConfig) -> None:
+        """Start one backend and end it; raise if that is impossible."""
+        await self.close_backend(await self._start(config))
+
     async def take(self, config: ShellSandboxConfig) -> ShellSandbox:
         """Return a ready backend if one has this configuration, else a new one."""
         found = next((each for each in self._ready if each.config == config and not each.ended.done()), None)

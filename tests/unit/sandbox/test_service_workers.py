@@ -12,15 +12,15 @@ import pytest
 
 from antiphon.core.errors import SandboxError
 from antiphon.sandbox.service.config import ServiceConfig
-from antiphon.sandbox.service.reverse_proxy import Workers
+from antiphon.sandbox.service.workers import Workers
 from tests.unit.sandbox.small_service import end, serve
 
-CONFIG = ServiceConfig(workers=2, sandboxes=10)
+CONFIG = ServiceConfig(workers=2, sandboxes=10, warm=3)
 SERVE = partial(serve, "the token")
 
 
 async def ask(workers: Workers, index: int) -> list[int]:
-    """The process id and quota of a worker."""
+    """The process id of a worker, and its numbers of sandboxes, and of those started in advance."""
     return [int(word) for word in (await workers.clients[index].get("/")).text.split()]
 
 
@@ -32,11 +32,11 @@ def gone(*pids: int) -> bool:
 def test_a_killed_worker_is_replaced_and_leaving_ends_all():
     async def main():
         async with Workers(CONFIG, SERVE) as workers:
-            (first, quota), (other, _) = [await ask(workers, index) for index in (0, 1)]
-            assert quota == 5 and len({first, other, os.getpid()}) == 3
+            (first, quota, warm), (other, *_) = [await ask(workers, index) for index in (0, 1)]
+            assert (quota, warm) == (10, 2) and len({first, other, os.getpid()}) == 3
             os.kill(first, signal.SIGKILL)
             assert gone(first)
-            again, _ = await asyncio.wait_for(ask(workers, 0), 60)  # it waits in the socket
+            again, *_ = await asyncio.wait_for(ask(workers, 0), 60)  # it waits in the socket
             assert again != first and (await ask(workers, 1))[0] == other
             return again, other
 
@@ -56,7 +56,7 @@ def test_a_worker_that_ends_before_it_answers_is_an_error():
 def test_workers_do_not_outlive_a_killed_service():
     program = """
 import asyncio, os
-from antiphon.sandbox.service.reverse_proxy import Workers
+from antiphon.sandbox.service.workers import Workers
 from tests.unit.sandbox.test_service_workers import CONFIG, SERVE, ask
 
 async def main():
