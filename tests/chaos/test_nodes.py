@@ -244,7 +244,7 @@ def test_other_nodes_run_every_role_and_one_is_lost(project, nodes, classifier):
     there = {name: nodes.running(*names) for name, names in WORKERS.items()}
     assert there == {"reward": [1, 3], "judge": [2], "reward_model": [2], "environment": [2, 3], "engine": [1, 3]}
     nodes.kill(3)
-    wait_for_line(process, "graders left: 1")
+    wait_for_line(process, "worker reward-")
     for _ in range(3):
         wait_for_line(process, "step ")
     finish(project, process)
