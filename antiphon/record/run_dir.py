@@ -83,7 +83,7 @@ class RunDirectory:
 
     @property
     def judges(self) -> Path:
-        """What judges behind an address were asked, and what that cost."""
+        """File with the requests to judges behind an address, and their cost."""
         return self.path / "judges.json"
 
     @property

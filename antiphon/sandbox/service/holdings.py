@@ -1,4 +1,4 @@
-"""What a service holds and how much it may hold, as it reports it to a front that shares sandboxes over several services."""
+"""Reports of a service to a front: the sandboxes and environments that it holds, and its quotas."""
 
 from enum import StrEnum
 
@@ -13,7 +13,7 @@ HOLDINGS_PATH = "/apis/antiphon/v1/holdings"
 
 
 class Kind(StrEnum):
-    """What a service holds. Each value is also a field of `Holdings` and of `Quotas`."""
+    """Kinds of things that a service holds. Each value is also a field of `Holdings` and of `Quotas`."""
 
     SANDBOX = "sandboxes"
     ENVIRONMENT = "environments"

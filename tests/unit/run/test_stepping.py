@@ -26,9 +26,11 @@ def test_ctrl_c_while_a_run_starts_ends_it():
 
     before, interval = threading.active_count(), sys.getswitchinterval()
     sys.setswitchinterval(1e-7)  # so that the signal comes at many places
-    for _ in range(500):
-        seen.clear()
-        with pytest.raises(KeyboardInterrupt), RunSession(start()):
-            raise AssertionError("the run has started")
-        assert seen == ["ended"] and threading.active_count() == before
-    sys.setswitchinterval(interval)
+    try:
+        for _ in range(500):
+            seen.clear()
+            with pytest.raises(KeyboardInterrupt), RunSession(start()):
+                raise AssertionError("the run has started")
+            assert seen == ["ended"] and threading.active_count() == before
+    finally:
+        sys.setswitchinterval(interval)
