@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from antiphon.core.errors import RequestError, UnsupportedError, WorkerDiedError
-from antiphon.core.types import MIXED_CACHE, FinishReason, OnUpdate
+from antiphon.core.types import MIXED_CACHE, SAMPLING_SUPPORT, FinishReason, OnUpdate
 from tests.system.engine_contract.hosts import (
     EXACT,
     LONG,
@@ -184,7 +184,7 @@ def truncate(probabilities: np.ndarray, *, top_p: float = 1.0, top_k: int = 0, m
 
 @contract
 async def test_truncated_sampling_is_done_or_refused(host, engine):
-    """Log-probs stay those of the whole distribution."""
+    """Log-probs are those of the whole distribution, or of what is left of it where the tokens chosen from are recorded."""
     if isinstance(host, Simulated):
         pytest.skip("simulated tokens are drawn from nothing")
     for truncation in ({"top_p": 0.5}, {"top_k": 5}, {"min_p": 0.3}):
@@ -193,9 +193,16 @@ async def test_truncated_sampling_is_done_or_refused(host, engine):
             told = await engine.start(asked).result()
         except UnsupportedError:
             continue
-        assert logprob_errors(host, asked, told).max() < EXACT
         whole = np.exp(expected_logprobs(host, asked, told).astype(np.float64))
-        check_draws(truncate(whole, **truncation), told.tokens)
+        left = truncate(whole, **truncation)
+        check_draws(left, told.tokens)
+        support = told.streams.get(SAMPLING_SUPPORT, None)
+        if support is not None:
+            chosen_from = np.zeros((len(support), 1 + left.shape[1]), bool)
+            np.put_along_axis(chosen_from, support, True, 1)
+            assert np.array_equal(chosen_from[:, 1:], left > 0)
+        expected = np.log((whole if support is None else left)[np.arange(len(left)), told.tokens])
+        assert np.abs(expected - told.logprobs).max() < EXACT
     check(await engine.start(request("next")).result(), 20)
 
 
