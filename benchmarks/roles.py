@@ -5,8 +5,10 @@
 Graders: a reward that waits 50 ms, in workers of a cluster whose nodes are this machine. What is compared is the rate of
 gradings with 2 and 4 nodes to that with 1, per node; graders that compute would share this machine's cores instead.
 
-Reward models: conversations a second of one worker that reads all that wait in batches, and of the same worker when it may read
-one at a time, as every grader did that held a copy of its own. Each figure is the median of pairs of one run.
+Reward models: conversations a second of one worker that reads all that wait in batches, over those of the same worker when it
+reads one at a time, as a grader with a model of its own does. Conversations are groups of 16 responses of 32 to 64 tokens to
+prompts of 256 tokens, as in a run; and `ungrouped` ones of 60 to 100 tokens that share nothing. Models are small, and `135m` of
+the shape of SmolLM2-135M. Each figure is the median of pairs of one run.
 """
 
 import argparse
@@ -37,7 +39,7 @@ from antiphon.tasks.base import Transcript
 
 MEASURES = (
     "antiphon.tasks.grading",
-    "antiphon.tasks.rewards.classifier",
+    "antiphon.learning.classifier",
     "antiphon.core.worker_set",
     "antiphon.core.rpc",
 )
@@ -47,6 +49,7 @@ PROCESSES = 2  # that grade on each node
 GRADINGS = 200  # on each node
 CONCURRENCY = 256
 ROUNDS = 5
+GROUP = 16  # responses to a prompt
 SMALL = TINY_QWEN3 | {"vocab_size": 50_000, "hidden_size": 128, "intermediate_size": 384, "head_dim": 32}
 # The shape of SmolLM2-135M.
 LARGER = SMALL | {
@@ -73,7 +76,7 @@ def waits(prompt: Prompt, transcript: Transcript) -> Score:
     return Score.of(1.0)
 
 
-def configured(reward: str, options: dict[str, object], placement: str = "") -> RunConfig:
+def configured(reward: str, options: dict[str, object], placement: str = "", alone: bool = False) -> RunConfig:
     """Return a run of one task with this reward."""
     return load(
         {
@@ -89,7 +92,12 @@ def configured(reward: str, options: dict[str, object], placement: str = "") -> 
                 }
             ],
             "grading": {"workers": PROCESSES, "deadline": 600.0, "concurrency": CONCURRENCY},
-            "rollout": {"groups_per_step": 1, "group_size": 2, "sampling": {"max_tokens": 8}},
+            "rollout": {
+                "groups_per_step": 1,
+                "group_size": 2,
+                "sampling": {"max_tokens": 8},
+                "deterministic": alone,  # each conversation is read alone
+            },
             "placement": {"reward": placement},
         },
         model=RunConfig,
@@ -135,14 +143,26 @@ def save_classifier(shape: Mapping[str, int], folder: Path) -> str:
     return str(folder)
 
 
-def model_rates(path: str, conversations: int) -> tuple[float, float]:
-    """Return the conversations a second that one worker reads in batches, and one at a time."""
+def make_transcripts(conversations: int, grouped: bool) -> list[Transcript]:
+    """Return conversations of digits, one token each."""
     draw = random.Random(0)
-    texts = ["".join(draw.choices("0123456789", k=draw.randint(60, 100))) for _ in range(conversations)]
-    transcripts = [Transcript([Message("user", "1"), Message("assistant", text)]) for text in texts]
-    one = {"path": path, "batch_tokens": 110}  # two never fit
-    both = [asyncio.run(rate(configured("reward_model", each), transcripts)) for each in ({"path": path}, one)]
-    return both[0], both[1]
+
+    def text(low: int, high: int) -> str:
+        return "".join(draw.choices("0123456789", k=draw.randint(low, high)))
+
+    if not grouped:
+        return [Transcript([Message("user", "1"), Message("assistant", text(60, 100))]) for _ in range(conversations)]
+    prompts = [Message("user", text(256, 256)) for _ in range(conversations // GROUP)]
+    return [Transcript([prompt, Message("assistant", text(32, 64))]) for prompt in prompts for _ in range(GROUP)]
+
+
+def model_rates(path: str, transcripts: list[Transcript]) -> tuple[float, float]:
+    """Return the conversations a second that one worker reads in batches, and one at a time."""
+    batched, alone = (
+        asyncio.run(rate(configured("reward_model", {"path": path}, alone=alone), transcripts))
+        for alone in (False, True)
+    )
+    return batched, alone
 
 
 def main() -> None:
@@ -159,9 +179,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, shape, conversations in (("", SMALL, 256), ("135m_", LARGER, 64)):
             path = save_classifier(shape, Path(folder, f"model_{name}"))
-            pairs = [model_rates(path, conversations) for _ in range(ROUNDS)]
-            figures[f"reward_model_{name}speedup"] = statistics.median(batched / alone for batched, alone in pairs)
-            figures[f"reward_model_{name}per_second"] = statistics.median(batched for batched, _ in pairs)
+            for kind in ("", "ungrouped_"):
+                transcripts = make_transcripts(conversations, grouped=not kind)
+                pairs = [model_rates(path, transcripts) for _ in range(ROUNDS)]
+                figures[f"reward_model_{name}{kind}speedup"] = statistics.median(one / other for one, other in pairs)
+                figures[f"reward_model_{name}{kind}per_second"] = statistics.median(batched for batched, _ in pairs)
     print(table(["figure", "value"], [[name, f"{value:.3f}"] for name, value in figures.items()]))
     print("written:", write_result("roles", figures, options.out, measures=MEASURES))
 

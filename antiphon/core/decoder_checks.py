@@ -22,6 +22,8 @@ def require_separable_sequences(model: Any) -> None:
     if kinds or config.is_encoder_decoder:
         found = f"layers of kind {', '.join(sorted(kinds))}" if kinds else "an encoder"
         raise UnsupportedError(f"{name} has {found}: only decoders with plain attention are supported")
+    if getattr(config, "use_bidirectional_attention", None):
+        raise UnsupportedError(f"{name} attends to later tokens: only decoders with causal attention are supported")
     if not model._supports_attention_backend:
         raise UnsupportedError(
             f"{name} does not let its attention function be replaced, as learners and the native engine do"

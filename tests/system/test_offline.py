@@ -17,6 +17,7 @@ import antiphon
 from antiphon.core.config import add_import_folder, load
 from antiphon.core.errors import ConfigError, DataError, StallError
 from antiphon.core.types import Message
+from antiphon.learning.classifier import Classifier
 from antiphon.learning.objectives.distill import Teacher
 from antiphon.learning.objectives.pairs import PreferenceLearner, RewardLearner
 from antiphon.offline import run as offline
@@ -27,7 +28,6 @@ from antiphon.run.config import RunConfig
 from antiphon.tasks.config import PairsConfig
 from antiphon.tasks.prompts import load_examples
 from antiphon.tasks.rendering import Renderer
-from antiphon.tasks.rewards.classifier import Classifier
 from tests.raising import raises_with
 
 VERBS = {

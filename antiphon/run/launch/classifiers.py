@@ -12,7 +12,7 @@ from antiphon.run.launch.context import LaunchContext
 from antiphon.tasks.base import UnreachableError
 from antiphon.tasks.rewards.reward_model import ClassifierOptions, Classify
 
-CLASSIFIER_WORKER = "antiphon.tasks.rewards.classifier:ClassifierWorker"
+CLASSIFIER_WORKER = "antiphon.learning.classifier:ClassifierWorker"
 
 
 async def start_classifiers(context: LaunchContext, stack: AsyncExitStack) -> Mapping[ClassifierOptions, Classify]:

@@ -17,7 +17,7 @@ class ClassifierOptions(NamedTuple):
     path: str  # directory of the model and its tokenizer
     device: str = "cpu"
     workers: int = 1
-    batch_tokens: int = 16384  # most tokens of a batch, padding included
+    batch_tokens: int = 16384  # most tokens of a batch; a shared prompt counts once, and padding of padded rows counts
 
 
 class RewardModel:
@@ -37,7 +37,8 @@ class RewardModel:
             path: Directory of the model and its tokenizer.
             device: Device of each worker.
             workers: Workers that hold the model; conversations that wait are read together.
-            batch_tokens: Most tokens that a worker reads at once, padding included.
+            batch_tokens: Most tokens that a worker reads at once. A prompt that conversations share counts once; where the
+                model reads padded rows, padding counts.
             classify: Asks the workers; the run provides it.
         """
         for name, number in (("workers", workers), ("batch_tokens", batch_tokens)):

@@ -7,19 +7,26 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    Gemma2Config,
+    Gemma3TextConfig,
+)
 
 from antiphon.cluster.config import ClusterConfig
 from antiphon.cluster.local import LocalCluster
 from antiphon.core.config import load
 from antiphon.core.errors import ConfigError, DataError
 from antiphon.core.types import Message, Prompt, ScoreStatus
+from antiphon.learning.classifier import Classifier, _Waiting, batches
 from antiphon.run.config import RunConfig
 from antiphon.run.launch.context import LaunchContext
 from antiphon.run.launch.graders import start_graders
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.rewards import build_reward
-from antiphon.tasks.rewards.classifier import Classifier, _Waiting, batches
 from antiphon.tasks.rewards.reward_model import ClassifierOptions, iterate_classifiers
 from tests.raising import raises_with
 
@@ -46,31 +53,95 @@ def loaded(request, model, tmp_path_factory):
     return Classifier(path, "cpu"), AutoModelForSequenceClassification.from_pretrained(path).eval()
 
 
-@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=6), seed=st.integers(0, 2**16))
-@settings(max_examples=25, deadline=None)
-def test_a_conversation_has_its_score_whatever_is_read_beside_it(loaded, lengths, seed):
+def score_alone(plain, conversations):
+    """Scores by transformers' own classifier, one conversation at a time."""
+    with torch.inference_mode():
+        return [plain(torch.from_numpy(each)[None].long()).logits.item() for each in conversations]
+
+
+@given(
+    groups=st.lists(
+        st.tuples(st.integers(0, 40), st.lists(st.integers(1, 40), min_size=1, max_size=4)), min_size=1, max_size=3
+    ),
+    first=st.integers(0, 1),  # 0 is the token of padding, where the model has one
+    seed=st.integers(0, 2**16),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_conversation_has_its_score_whatever_is_read_beside_it(loaded, groups, first, seed):
     classifier, plain = loaded
     draw = np.random.default_rng(seed)
-    conversations = [draw.integers(1, plain.config.vocab_size, size=length).astype(np.int32) for length in lengths]
-    with torch.inference_mode():
-        alone = [plain(torch.from_numpy(each)[None].long()).logits.item() for each in conversations]
-    assert classifier.score(conversations) == pytest.approx(alone, abs=1e-4)
+    conversations = []
+    for prompt, responses in groups:
+        beginning, *ends = (draw.integers(first, 8, size=length).astype(np.int32) for length in (prompt, *responses))
+        conversations += [np.concatenate([beginning, end]) for end in ends]
+    assert classifier.packs
+    assert classifier.score(conversations) == pytest.approx(score_alone(plain, conversations), abs=1e-4)
 
 
-@given(lengths=st.lists(st.integers(1, 50), max_size=40), most=st.integers(50, 200))
-def test_batches_hold_each_conversation_once_and_no_more_tokens_than_allowed(lengths, most):
+def test_what_a_group_begins_with_is_read_once(path):
+    classifier = Classifier(path, "cpu")
+    prompt, read = np.arange(1, 41, dtype=np.int32), []
+    classifier._model.base_model.register_forward_pre_hook(
+        lambda module, args, inputs: read.append(inputs["input_ids"].numel()), with_kwargs=True
+    )
+    classifier.score([np.append(prompt, [token, 1]).astype(np.int32) for token in range(8)])
+    assert read == [40 + 8 * 2]
+
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+@pytest.mark.parametrize(
+    "configure",
+    [
+        pytest.param(
+            lambda vocabulary: Gemma2Config(
+                vocab_size=vocabulary, num_key_value_heads=1, head_dim=8, attn_logit_softcapping=1.0, **SIZES
+            ),
+            id="soft capping",
+        ),
+        pytest.param(
+            lambda vocabulary: Gemma3TextConfig(
+                vocab_size=vocabulary, num_key_value_heads=1, head_dim=8, use_bidirectional_attention=True, **SIZES
+            ),
+            id="attention to later tokens",
+        ),
+        pytest.param(lambda vocabulary: BertConfig(vocab_size=vocabulary, **SIZES), id="encoder"),
+    ],
+)
+def test_models_that_cannot_read_packs_read_padded_rows(model, tmp_path, configure):
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    config = configure(len(tokenizer))
+    config.num_labels, config.pad_token_id = 1, 0
+    torch.manual_seed(0)
+    made = AutoModelForSequenceClassification.from_config(config)
+    made.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    classifier = Classifier(str(tmp_path), "cpu")
+    draw = np.random.default_rng(0)
+    conversations = [draw.integers(1, len(tokenizer), size=length).astype(np.int32) for length in (3, 9, 20)]
+    plain = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    assert classifier.score(conversations) == pytest.approx(score_alone(plain, conversations), abs=1e-5)
+    assert not classifier.packs
+
+
+CONVERSATIONS = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=50), max_size=40)
+
+
+@given(conversations=CONVERSATIONS, most=st.integers(50, 200), packs=st.booleans())
+def test_batches_hold_each_conversation_once_and_no_more_tokens_than_allowed(conversations, most, packs):
     async def main():
         loop = asyncio.get_running_loop()
-        return [
-            [len(each.tokens) for each in batch]
-            for batch in batches(
-                [_Waiting(np.zeros(length, np.int32), loop.create_future()) for length in lengths], most
-            )
-        ]
+        waiting = [_Waiting(np.array(tokens, np.int32), loop.create_future()) for tokens in conversations]
+        return [[each.tokens.tolist() for each in batch] for batch in batches(waiting, most, packs)]
+
+    def count(batch):
+        beginnings = {tuple(tokens[: 1 + n]) for tokens in batch for n in range(len(tokens))}  # one for each token read
+        return len(beginnings) if packs else len(batch) * max(map(len, batch))
 
     found = asyncio.run(main())
-    assert sorted(length for batch in found for length in batch) == sorted(lengths)
-    assert all(batch and len(batch) * max(batch) <= most for batch in found)
+    assert sorted(tokens for batch in found for tokens in batch) == sorted(conversations)
+    assert all(batch and count(batch) <= most for batch in found)
 
 
 def configured(tasks, **rollout):
