@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 from antiphon.core.errors import REFUSALS, RequestError, UnsupportedError, UserCodeError, WeightsError, WorkerDiedError
@@ -41,8 +42,10 @@ class EngineWorker(Worker):
             channel: Name in `CHANNELS` of the way that weights come.
             key: Dotted key that the configuration has the factory's name under, for errors.
         """
+        from antiphon.weights.reshard import receive_weights  # it imports torch, which the controller does without
+
         open_engine: OpenEngine = ENGINES.resolve(kind, key)
-        self.core = open_engine(model, config, CHANNELS.resolve(channel).receive)
+        self.core = open_engine(model, config, partial(receive_weights, CHANNELS.resolve(channel)))
         self._required = {MIXED_CACHE: key}  # stream that every token has -> key for the error if not
         if config.routed_experts:
             self._required[ROUTED_EXPERTS] = "engine.routed_experts"

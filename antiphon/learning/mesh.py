@@ -55,6 +55,12 @@ class Mesh:
         listeners.refuse_connections()
         self.data = config.data_rank(rank)
 
+    @property
+    def host(self) -> str:
+        """The address of this machine at which the other ranks reach it."""
+        own: str = self._store.own_host()
+        return own
+
     def group(self, axis: str) -> Any:
         """Return the group of this rank and those that differ from it on one axis alone."""
         return self.axes[axis].get_group()

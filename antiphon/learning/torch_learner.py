@@ -1,6 +1,7 @@
 """The learner of a policy: its loss, its log-probs, its weights made known."""
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,23 +12,28 @@ from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.losses import LossInputs
 from antiphon.algorithms.registry import resolve_loss
 from antiphon.algorithms.token_loss import token_loss
-from antiphon.core.errors import ConfigError
+from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.core.types import MIXED_CACHE, SAMPLING_SUPPORT, FloatArray, Pack, WeightsUpdate
 from antiphon.learning.checkpointed_learner import gather_copies, trim_memory
 from antiphon.learning.config import OptimizerConfig
 from antiphon.learning.host_device_copy import sum_measures
+from antiphon.learning.mesh import Mesh
 from antiphon.learning.model import lora
 from antiphon.learning.model.attention_stats import AllLayersRead, AttentionStatsReader, middle_layers
 from antiphon.learning.model.loading import head_weight, load_model
 from antiphon.learning.model.logprobs import token_logprobs
 from antiphon.learning.pack_learner import PackLearner
+from antiphon.learning.parallel.sharding import ShardedModel
 from antiphon.weights.adapters import flatten_adapters
 from antiphon.weights.base import TransferContext, open_channel
-from antiphon.weights.manifest import Adapters
+from antiphon.weights.manifest import Adapters, Piece, SentPieces
+from antiphon.weights.reshard import assign_senders, join_updates
 
 
 class TorchLearner(PackLearner):
     """Trains a policy."""
+
+    _pieces: tuple[Piece, ...] | None = None  # that this rank sends, once all ranks know
 
     def _load(self) -> PreTrainedModel:
         model = load_model(self.model_path, attention=self.attention, device=self._load_device)
@@ -47,6 +53,8 @@ class TorchLearner(PackLearner):
     def publish(self, version: int, transfer: TransferContext) -> WeightsUpdate:
         """Publish the current weights as `version`."""
         trim_memory()
+        if transfer.senders == "all" and isinstance(self.shards, ShardedModel) and self.config.lora is None:
+            return self._publish_pieces(version, transfer, self.shards)
         named, base = self.shards.gather_parameters(), None
         if self.config.lora is not None:
             named = flatten_adapters(lora.adapter_pairs(self.shards.gather_parameters(trained=True)))
@@ -55,6 +63,33 @@ class TorchLearner(PackLearner):
             return open_channel(transfer).send(named, version, base)
         gather_copies({name: tensor.detach for name, tensor in named}, keep=False)
         return WeightsUpdate(version=version, location="", manifest=None)
+
+    def _publish_pieces(self, version: int, transfer: TransferContext, shards: ShardedModel) -> WeightsUpdate:
+        """Send this rank's pieces; return what all ranks sent together."""
+        assert self.mesh is not None
+        own: SentPieces | Exception | None
+        try:
+            own = self._send_pieces(version, transfer, shards, self.mesh)
+        except (AntiphonError, OSError, RuntimeError) as error:  # which the other ranks wait to hear of
+            own = error
+        parts = []
+        for part in self.mesh.all_gather(own):
+            if isinstance(part, Exception):
+                raise part
+            if part is not None:
+                parts.append(part)
+        return join_updates(version, parts)
+
+    def _send_pieces(
+        self, version: int, transfer: TransferContext, shards: ShardedModel, mesh: Mesh
+    ) -> SentPieces | None:
+        held = dict(shards.named_pieces())
+        if self._pieces is None:
+            self._pieces = tuple(assign_senders(mesh.all_gather(list(held)))[mesh.rank])
+        if not self._pieces:
+            return None
+        channel = open_channel(replace(transfer, host=mesh.host))  # of its own, on its machine
+        return SentPieces(channel.send(((piece.name, held[piece]) for piece in self._pieces), version), self._pieces)
 
     def predict_base(self, packs: list[Pack]) -> list[FloatArray]:
         """Return log-probs under the model without its adapters, [T] a pack."""

@@ -35,11 +35,12 @@ class TransferContext:
     host: str = "127.0.0.1"  # address that the learner listens on
     dtype: str = ""  # torch's name of the dtype in which floating-point tensors are sent; empty: their own
     encoding: str = "whole"  # or "delta": receivers that have the version before are sent what changed since
+    senders: str = "first"  # or "all": ranks of the learner that send
 
     @staticmethod
     def of(directory: Path, config: WeightSyncConfig, dtype: str) -> "TransferContext":
         """Return the settings that a configuration names."""
-        return TransferContext(directory, config.channel, config.host, dtype, config.encoding)
+        return TransferContext(directory, config.channel, config.host, dtype, config.encoding, config.senders)
 
 
 class WeightChannel(Protocol):

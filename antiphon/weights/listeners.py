@@ -10,6 +10,7 @@ import socket
 import stat
 import struct
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 
@@ -17,6 +18,9 @@ SO_ATTACH_FILTER = 26  # Linux: attaches a BPF program that decides which packet
 REFUSE_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # BPF_RET | BPF_K with 0 bytes
 MOST_DESCRIPTORS = 65_536
 MIN_TTL = ((socket.IPPROTO_IP, 21), (socket.IPPROTO_IPV6, 73))  # Linux: drop packets with a smaller time to live
+
+
+_TRACKING = threading.Lock()
 
 
 class ListeningSockets:
@@ -27,10 +31,11 @@ class ListeningSockets:
 
     @contextmanager
     def track(self) -> Iterator[None]:
-        """Remember the sockets that are opened within the context."""
-        before = listening_sockets()
-        yield
-        self._found += listening_sockets().keys() - before.keys()
+        """Remember the sockets that are opened within the context, in which one thread is at a time."""
+        with _TRACKING:  # else the sockets of one would be taken for those of the other, and refuse its peers
+            before = listening_sockets()
+            yield
+            self._found += listening_sockets().keys() - before.keys()
 
     def refuse_connections(self) -> None:
         """Refuse new connections to the tracked sockets; established ones stay open."""

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from antiphon.core.types import WeightsUpdate
+
 if TYPE_CHECKING:
     import torch
 
@@ -60,3 +62,30 @@ class Manifest:
     size: int  # bytes of the buffer
     digest: int
     adapters: Adapters | None = None  # set if the tensors are adapters and not whole weights
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of a tensor."""
+
+    name: str  # of the tensor
+    start: tuple[int, ...]  # index of its first element
+    size: tuple[int, ...]  # its shape
+    whole: tuple[int, ...]  # shape of the tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SentPieces:
+    """What one rank of a learner sends."""
+
+    update: WeightsUpdate
+    pieces: tuple[Piece, ...]  # in the order of the tensors of `update`
+
+
+@dataclass(frozen=True, slots=True)
+class PiecesManifest:
+    """Description of one version of a set of weights that several ranks send, see `weights.reshard`."""
+
+    parts: tuple[SentPieces, ...]
+    size: int  # bytes of all buffers
+    digest: int  # of the parts' digests and pieces

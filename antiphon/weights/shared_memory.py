@@ -5,8 +5,8 @@ costs more, because its memory has to be allocated.
 """
 
 import os
+import threading
 from collections.abc import Iterator
-from functools import lru_cache
 from uuid import uuid4
 
 import numpy as np
@@ -63,6 +63,19 @@ class SharedMemory(WeightChannel):
         yield from unpack_tensors(update, content)
 
 
-@lru_cache(maxsize=1)
+class _Mapped(threading.local):
+    """The file that a thread has mapped: an engine receives from each sender in a thread of its own."""
+
+    file: tuple[str, int] | None = None
+    content: torch.Tensor
+
+
+_mapped = _Mapped()
+
+
 def _read(location: str, size: int) -> torch.Tensor:
-    return torch.from_numpy(np.memmap(location, dtype=np.uint8, mode="c", shape=(size,)))
+    if _mapped.file != (location, size):
+        _mapped.file = None
+        _mapped.content = torch.from_numpy(np.memmap(location, dtype=np.uint8, mode="c", shape=(size,)))
+        _mapped.file = location, size
+    return _mapped.content

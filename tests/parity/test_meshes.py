@@ -50,7 +50,8 @@ from antiphon.record.checkpoint import checkpoint_name, newest_checkpoint, publi
 from antiphon.run.config import RunConfig
 from antiphon.run.launch.context import LaunchContext
 from antiphon.run.launch.models import make_step_pipeline, start_models
-from antiphon.weights.base import TransferContext
+from antiphon.weights.base import CHANNELS, TransferContext
+from antiphon.weights.reshard import receive_weights
 from antiphon.weights.shared_memory import SharedMemory
 from tests.parity.samples_for_tests import sample_of
 from tests.parity.workbench import Workbench
@@ -703,3 +704,40 @@ def test_publishing_makes_one_tensor_whole_at_a_time(bench, models, tmp_path, mo
     expected = dict(AutoModelForCausalLM.from_pretrained(models[model]).named_parameters())
     assert received.keys() == expected.keys()
     assert all(torch.equal(received[name], tensor) for name, tensor in expected.items())
+
+
+SENDERS = [
+    ("mixture", {"shard": 4, "expert": 2}),
+    ("qwen3", {"shard": 2, "tensor": 2}),
+    ("llama", {"replicate": 2, "shard": 2}),
+    ("llama", {"pipeline": 2, "tensor": 2}),
+    ("qwen3", {"pipeline": 2, "shard": 2}),
+    ("gemma3", {"context": 4}),
+    ("mixture", {"pipeline": 2, "shard": 2, "expert": 2}),
+]
+
+
+@pytest.mark.parametrize("channel", ["shared_memory", "distributed"])
+@pytest.mark.parametrize(("model", "mesh"), SENDERS, ids=str)
+def test_every_rank_sends_its_pieces_and_none_gathers(bench, models, tmp_path, model, mesh, channel):
+    runner, members = bench
+    exchange = TransferContext(tmp_path, channel, senders="all")
+    found = runner.run(on_mesh(members, models[model], mesh, "publish", exchange))
+    assert [most for _, most in found] == [0] * len(found), "no rank puts a tensor together"
+    update = found[0][0]
+    received = {name: tensor.clone() for name, tensor in receive_weights(CHANNELS.resolve(channel), update)}
+    expected = dict(AutoModelForCausalLM.from_pretrained(models[model]).named_parameters())
+    assert received.keys() == expected.keys()
+    assert all(torch.equal(received[name], tensor) for name, tensor in expected.items())
+    sizes = [sum(layout.size for layout in part.update.manifest.tensors) for part in update.manifest.parts]
+    assert len(sizes) == len(found)
+    assert sum(sizes) == sum(tensor.nbytes for tensor in expected.values()), "each byte is sent once"
+    stages = mesh.get("pipeline", 1)  # which are not equally large
+    assert max(sizes) <= 1.25 * sum(sizes) / len(sizes) or stages > 1
+
+
+def test_a_rank_that_cannot_send_is_heard_by_all(bench, models, tmp_path):
+    runner, members = bench
+    exchange = TransferContext(tmp_path / "gone", senders="all")
+    found = runner.run(on_mesh(members, models["llama"], {"shard": 4}, "publish", exchange, may_fail=True))
+    assert all(isinstance(each, WeightsError) for each in found)

@@ -45,8 +45,9 @@ SAVING = """
 """
 
 
-def train(project, learner, *arguments, steps=3):
+def train(project, learner, *arguments, steps=3, **sections):
     path = project.config(
+        **sections,
         model={"path": "mytask:build_deep"},
         learner=learner,
         rollout={"async_ratio": 1},
@@ -68,6 +69,22 @@ def test_ranks_train_together_and_one_goes_on(project, mesh):
     assert more.returncode == 0, more.stderr
     assert project.summary()["steps"] == 4
     assert not audit(project.folder / "runs" / "run").violations
+
+
+@pytest.mark.parametrize("channel", ["shared_memory", "distributed"])
+def test_all_ranks_send_what_they_have_learned(project, channel):
+    """Two engines put it together; a replay, whose ranks send to nobody but itself, comes to the same."""
+    encoding = "delta" if channel == "distributed" else "whole"
+    weights = {"senders": "all", "channel": channel, "encoding": encoding}
+    done = train(project, {"mesh": MESHES["sharded by tensors"]}, weights=weights)
+    assert done.returncode == 0, done.stderr
+    steps = project.metrics()
+    assert len(steps) == 3
+    assert all(abs(step["learner/mismatch_kl"]) < 0.05 for step in steps), "engines have what the ranks have learned"
+    run = project.folder / "runs" / "run"
+    assert not audit(run).violations
+    same = project.run("replay", run, "--code", project.folder, "--weights")
+    assert same.returncode == 0, same.stdout + same.stderr
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ from antiphon.learning.parallel.tensor_parallel import (
     vocabulary_embedding,
 )
 from antiphon.learning.parallel.whole_model import GatheredTensor, PipelineForward, WholeModel
-from antiphon.weights.manifest import TensorSpec
+from antiphon.weights.manifest import Piece, TensorSpec
 
 T = TypeVar("T")
 
@@ -314,6 +314,30 @@ class ShardedModel(WholeModel):
     def _leader(self, stage: int) -> int:
         """The first rank of a stage."""
         return stage * self.mesh.config.world // self.mesh.config.pipeline
+
+    def named_pieces(self) -> Iterator[tuple[Piece, torch.Tensor]]:
+        """Yield this rank's piece of each parameter of its layers, also of those that other ranks have, too."""
+        stage, tied = self.mesh.coordinate("pipeline"), self._tied
+        for name, shape, *_ in self._stages[stage]:
+            if not (stage and name == tied):
+                tensor = self.local_parameter(name).detach()
+                local = _local(tensor)
+                if local.numel():  # more ranks than rows leave some without
+                    yield Piece(name, self._start(name, shape, tensor), tuple(local.shape), tuple(shape)), local
+
+    def _start(self, name: str, shape: torch.Size, piece: torch.Tensor) -> tuple[int, ...]:
+        """Return the index in a parameter of the first element of this rank's piece; see `scatter_tensor`."""
+        start = [0] * len(shape)
+        if name in self._cut:
+            dim, sizes = self._cut[name]
+            start[dim] += sum(sizes[: self.mesh.coordinate("tensor")])
+        if self._is_expert(name):
+            start[0] += shape[0] // self.mesh.config.expert * self.mesh.coordinate("expert")
+        if isinstance(piece, DTensor):
+            ranks = self.mesh.axes["around" if self._is_expert(name) else "sharded"]
+            rows = -(-piece.shape[0] // ranks.size())
+            start[0] += min(piece.shape[0], rows * ranks.get_local_rank())
+        return tuple(start)
 
     def _whole(self, name: str) -> torch.Tensor:
         return self.gather_tensor(name, self.local_parameter(name))

@@ -12,7 +12,13 @@ from antiphon.run.config_checks.algorithms import (
     check_turns,
 )
 from antiphon.run.config_checks.common import Problem
-from antiphon.run.config_checks.devices import check_cluster, check_dtypes, check_placement, check_server_placement
+from antiphon.run.config_checks.devices import (
+    check_cluster,
+    check_dtypes,
+    check_placement,
+    check_server_placement,
+    check_weights,
+)
 from antiphon.run.config_checks.learner import check_meshes, check_profile, check_ranks
 from antiphon.run.config_checks.names import check_names
 from antiphon.run.config_checks.scheduling import (
@@ -31,6 +37,7 @@ CHECKS = (
     check_names,
     check_tasks,
     check_cluster,
+    check_weights,
     check_dtypes,
     check_placement,
     check_server_placement,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from antiphon.cluster.placement import ANYWHERE, find_problems, placement_key
 from antiphon.engines.config import NATIVE_DTYPES
+from antiphon.learning.config import OPTIONS
 from antiphon.run.config_checks.common import Problem, iterate_engines
 
 if TYPE_CHECKING:
@@ -19,9 +20,6 @@ def check_cluster(config: "RunConfig") -> Iterator[Problem]:
         yield "cluster.debug", "needs cluster.kind: local; workers of Ray are processes, not threads"
     if cluster.kind == "local" and config.weights.channel == "object_store":
         yield "weights.channel", "'object_store' needs cluster.kind: ray"
-    channel = config.weights.channel
-    if config.weights.encoding == "delta" and channel != "distributed" and ":" not in channel:
-        yield "weights.encoding", f"'delta' needs weights.channel: distributed, or one of your own; it is {channel!r}"
     if cluster.address and cluster.kind == "local":
         yield "cluster.address", f"{cluster.address!r} needs cluster.kind: ray"
     if cluster.kind == "ray" and cluster.address and not re.fullmatch(r"auto|[^/]+:\d+", cluster.address):
@@ -33,6 +31,21 @@ def check_cluster(config: "RunConfig") -> Iterator[Problem]:
                     f"{at}.python",
                     f"{engine.python!r} needs cluster.kind: local; all workers of Ray use one interpreter",
                 )
+
+
+def check_weights(config: "RunConfig") -> Iterator[Problem]:
+    """Check how weights are sent against the channel and the learner."""
+    channel, learner = config.weights.channel, config.learner
+    if config.weights.encoding == "delta" and channel != "distributed" and ":" not in channel:
+        yield "weights.encoding", f"'delta' needs weights.channel: distributed, or one of your own; it is {channel!r}"
+    if config.weights.senders == "all":
+        if channel == "device_memory":
+            yield (
+                "weights.senders",
+                "'all' needs another weights.channel than 'device_memory', which is that of one rank",
+            )
+        if learner.kind in OPTIONS or learner.lora is not None:
+            yield "weights.senders", "'all' needs learner.kind: torch, or one of your own, without learner.lora"
 
 
 def check_dtypes(config: "RunConfig") -> Iterator[Problem]:

@@ -1,12 +1,16 @@
 """Weights on their way: what arrives is what was sent, or it is refused."""
 
+import os
 import re
 import resource
+import socket
+import sys
 import threading
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +27,7 @@ from antiphon.learning.parallel.whole_model import GatheredTensor
 from antiphon.weights.base import CHANNELS, TransferContext, open_channel
 from antiphon.weights.delta import DeltaEncoder, apply_delta
 from antiphon.weights.digest import digest_on_device
+from antiphon.weights.listeners import ListeningSockets
 from antiphon.weights.manifest import BUCKET_BYTES
 from antiphon.weights.tensors import HostBuffer, pack_tensors
 from tests.raising import raises_with
@@ -266,3 +271,30 @@ def test_weights_that_do_not_fit_are_an_error(files):
 def test_an_address_that_is_not_the_learners_is_an_error(tmp_path):
     with raises_with(ConfigError, key="weights.host", value="203.0.113.7"):
         open_channel(TransferContext(tmp_path, "distributed", "203.0.113.7"))
+
+
+def test_listening_sockets_are_those_of_the_thread_that_opened_them():
+    """An engine joins the groups of several senders at once; it must refuse nobody else's peers."""
+    interval, found, opened = sys.getswitchinterval(), {}, {}
+
+    def join(number):
+        listeners = ListeningSockets()
+        for _ in range(20):
+            with listeners.track():
+                listener = socket.create_server(("127.0.0.1", 0))
+            opened.setdefault(number, []).append(listener)
+        found[number] = set(listeners._found)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=join, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for number, own in opened.items():
+            assert found[number] == {os.fstat(listener.fileno()).st_ino for listener in own}
+    finally:
+        sys.setswitchinterval(interval)
+        for listener in chain(*opened.values()):
+            listener.close()

@@ -113,6 +113,7 @@ def test_strangers_who_say_nothing_crowd_nobody_out(opened):
 
 def test_a_listener_of_an_ordinary_user_is_shut_too():
     """In a process that is opaque, and cannot list its own descriptors; some kernels also deny filters to such a user."""
+    "127.0.0.1".encode("idna")  # the child may not read what sockets import when they are first used
     child = os.fork()
     if not child:
         status = 1
