@@ -64,5 +64,6 @@ def project_with_stream(project):
     write_files(project)
     (fragment,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     sections = yaml.safe_load(fragment)
+    del sections["base"]  # the project's own configuration takes its place
     sections["learner"]["stage_options"]["novelty:add_novelty"]["model"] = str(project.model)
     return project.config(steps=2, **sections), sections
