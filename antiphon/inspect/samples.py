@@ -14,8 +14,8 @@ from antiphon.tasks.rendering import Renderer
 
 ORDERS: Mapping[str, str] = {
     "newest": "lineage DESC, arrival DESC",
-    "best": "score DESC, lineage DESC, arrival DESC",
-    "worst": "score, lineage DESC, arrival DESC",
+    "best": "score DESC, status = 'trained' DESC, lineage DESC, arrival DESC",
+    "worst": "score, status = 'trained' DESC, lineage DESC, arrival DESC",
 }
 
 

@@ -74,6 +74,20 @@ def test_a_model_object_is_trained_saved_and_resumed(folder):
     assert antiphon.open_run(folder / "path").summary["lineage"] == 1
 
 
+def length_reward(completions, **columns):
+    return [float(len(completion)) for completion in completions]
+
+
+def test_a_reward_that_a_check_would_refuse_is_taken_as_in_trl(folder):
+    """As one part of several it makes sense, and TRL has no such check; ours is there for those who ask."""
+    rows = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(10)]
+    args = GRPOConfig(str(folder / "out"), max_steps=1, max_completion_length=4)
+    GRPOTrainer(str(folder / "model"), length_reward, args, rows).train()
+    checked = GRPOTrainer(str(folder / "model"), length_reward, args, rows, config={"check": {"prompts": 2}})
+    with pytest.raises(ConfigError, match=r"check\.prompts"):
+        checked.train()
+
+
 def test_saving_before_training_is_refused(folder):
     trainer = GRPOTrainer(str(folder / "model"), digits_reward, None, [{"prompt": "1+1="}])
     with pytest.raises(ConfigError, match="train"):

@@ -103,6 +103,7 @@ def map_fields(fields: Mapping[str, Any], prompts: int) -> dict[str, Any]:
             "optimizer": _map_optimizer(fields, steps * sizes.updates * sizes.passes),
         },
         "engine": {"kind": "vllm" if fields["use_vllm"] else "native"},
+        "check": {"prompts": 0},  # a trainer of TRL starts with any reward, such as one of the length alone
         "evaluation": {"every": _every(fields, "eval", sizes)},
         "checkpoint": {"every": _every(fields, "save", sizes), "keep_last": fields["save_total_limit"] or 2},
         "record": {
