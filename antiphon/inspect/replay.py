@@ -55,7 +55,7 @@ async def _replay(run: Path, config: RunConfig, weights: bool, report: Callable[
         reader = stack.enter_context(RunReader.open(run))
         models = await stack.enter_async_context(_start_models(run, config, weights))
         context = TransferContext(
-            stack.enter_context(shared_directory("replay")), dtype=config.weights_dtype, senders=config.weights.senders
+            stack.enter_context(shared_directory("replay")), dtype=config.weights_dtype, senders=config.weight_senders
         )
         replayer = Replayer(reader, config, models, context if weights else None)
         for lineage in read_lineages(reader):

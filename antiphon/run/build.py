@@ -63,7 +63,7 @@ async def start_run(config: RunConfig, *, overwrite: bool = False, resume: bool 
         directory = stack.enter_context(start).directory  # unchanged if the start is refused
         record = await open_record(config, directory, stack, resume=resume)
         shared = stack.enter_context(shared_directory(config.name, config.weights.directory))
-        transfer = TransferContext.of(shared, config.weights, config.weights_dtype)
+        transfer = TransferContext.of(shared, config.weights, config.weights_dtype, config.weight_senders)
         stack.push_async_exit(cluster_stack.pop_all())  # workers end before the record that they write to
         model = await _prepare_model(cluster, record.directory, config)
         config = choose_pack_size(config, model)

@@ -183,6 +183,14 @@ class RunConfig(Config):
         return kinds.pop()[1] if self.weights.dtype == "engine" and len(kinds) == 1 and kinds <= halves else ""
 
     @property
+    def weight_senders(self) -> str:
+        """`first` or `all`: the ranks of the learner that send weights, see `weights.senders`."""
+        if self.weights.senders != "auto":
+            return self.weights.senders
+        pieces = self.weights.channel == "distributed" and self.learner.kind == "torch" and self.learner.lora is None
+        return "all" if pieces else "first"
+
+    @property
     def classifiers(self) -> list[ClassifierOptions]:
         """The reward models that tasks ask, each once."""
         found = (model for task in self.tasks for model in iterate_classifiers(task.reward, task.reward_options))

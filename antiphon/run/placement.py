@@ -145,6 +145,13 @@ def _check_engines(config: RunConfig, found: Placement, least: int, beside: Plac
             "on others: use object_store or distributed",
             key="placement.engine",
         )
+    apart = len({place.node for place in found.known_places("learner")}) > 1
+    if channel == "shared_memory" and not config.weights.directory and apart and config.weight_senders == "all":
+        raise ConfigError(
+            "ranks of the learner are on several nodes, and the shared memory of one (weights.channel) does not reach "
+            "engines on another: use object_store or distributed",
+            key="weights.senders",
+        )
     if channel == "distributed" and away and config.weights.host == LOOPBACK:
         raise ConfigError(
             "engines are on other nodes than the learner, which they ask for weights: 127.0.0.1 is reached from "

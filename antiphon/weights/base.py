@@ -38,9 +38,9 @@ class TransferContext:
     senders: str = "first"  # or "all": ranks of the learner that send
 
     @staticmethod
-    def of(directory: Path, config: WeightSyncConfig, dtype: str) -> "TransferContext":
-        """Return the settings that a configuration names."""
-        return TransferContext(directory, config.channel, config.host, dtype, config.encoding, config.senders)
+    def of(directory: Path, config: WeightSyncConfig, dtype: str, senders: str) -> "TransferContext":
+        """Return the settings that a configuration names, with what follows from others of its sections."""
+        return TransferContext(directory, config.channel, config.host, dtype, config.encoding, senders)
 
 
 class WeightChannel(Protocol):

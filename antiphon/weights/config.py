@@ -20,10 +20,11 @@ class WeightSyncConfig(Config):
     encoding: Literal["whole", "delta"] = "whole"
     """`delta`, with `weights.channel: distributed`: engines that hold the previous version receive only the changes, in
     lossless compression; the others receive all weights. For this, engines keep a copy of the weights in host memory."""
-    senders: Literal["first", "all"] = "first"
+    senders: Literal["auto", "first", "all"] = "auto"
     """Ranks of a learner with a mesh that send weights. `first`: one, which gathers each tensor. `all`: each sends the pieces
     that it holds, at the same time as the others, and engines put them together; not with `weights.channel: device_memory`, and
-    only with `learner.kind: torch` without LoRA."""
+    only with `learner.kind: torch` without LoRA. `auto`: `all` with such a learner and `weights.channel: distributed`, else
+    `first`."""
     every: Annotated[int, unit("training steps")] = Field(1, gt=0)
     """Training steps between two updates of the engines. `rollout.async_ratio` must be at least this less 1. Engines are also
     updated before each evaluation and by a resume."""

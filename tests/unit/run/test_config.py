@@ -18,12 +18,14 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 import antiphon
+from antiphon.cluster.base import Node
 from antiphon.core.config import Config, add_import_folder, dump, load, locate_mistakes
 from antiphon.core.errors import ConfigError, DataError, Mistake, UnsupportedError
 from antiphon.record.config import RecordConfig
 from antiphon.run.config import EvaluationConfig, RunConfig
 from antiphon.run.memory import memory_estimate
 from antiphon.run.model_files import check_model_path, count_parameters
+from antiphon.run.placement import resolve_placement
 from tests.raising import raises_with
 
 ROOT = Path(__file__).parents[3]
@@ -508,6 +510,30 @@ def test_weights_travel_in_the_dtype_of_native_engines(file, overrides, dtype):
     assert load(file, overrides, model=RunConfig).weights_dtype == dtype
 
 
+@pytest.mark.parametrize(
+    ("overrides", "senders"),
+    [
+        ([], "first"),
+        (["weights.channel=distributed"], "all"),
+        (["weights.channel=distributed", "weights.senders=first"], "first"),
+        (["weights.channel=distributed", "learner.lora={rank: 4}"], "first"),
+        (["weights.channel=distributed", "learner.kind=deepspeed", "learner.mesh.shard=2"], "first"),
+        (["weights.senders=all"], "all"),
+    ],
+)
+def test_ranks_that_send_follow_from_channel_and_learner(file, overrides, senders):
+    assert load(file, overrides, model=RunConfig).weight_senders == senders
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["weights.channel=device_memory", "learner.lora={rank: 4}", "learner.kind=deepspeed", "learner.kind=megatron"],
+)
+def test_ranks_that_cannot_send_pieces_are_refused(file, other):
+    with raises_with(ConfigError, key="weights.senders"):
+        load(file, ["weights.senders=all", other], model=RunConfig)
+
+
 def test_models_on_meshes_of_their_own_are_counted_so(file):
     given = [*PPO, "critic.count=2", "algorithm.kl.coefficient=0.1", "learner.mesh={replicate: 2}"]
     alike, apart = (
@@ -618,6 +644,7 @@ import importlib, sys, tempfile
 for module in {modules}: importlib.import_module(module)
 from antiphon.core.config import load
 from antiphon.run.config import RunConfig
+from antiphon.run.placement import resolve_placement
 with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
     file.write({BASE!r}); file.flush()
     load(file.name, model=RunConfig)
@@ -672,3 +699,12 @@ def test_every_default_is_valid_when_it_is_given():
         TypeAdapter(Annotated[field.annotation, "default", *field.metadata], config=model.model_config).validate_python(
             field.default
         )
+
+
+def test_ranks_on_two_nodes_do_not_send_through_the_memory_of_one(file):
+    nodes = [Node("a", cores=(0, 1)), Node("b", cores=(0, 1))]
+    given = ["learner.mesh.shard=2", "placement.learner='node0.cpu:0-0, node1.cpu:0-0'", "weights.host=10.0.0.1"]
+    given += ["placement.engine=node0.cpu:1-1"]
+    assert resolve_placement(nodes, load(file, given, model=RunConfig)).places["learner"]
+    with raises_with(ConfigError, key="weights.senders"):
+        resolve_placement(nodes, load(file, [*given, "weights.senders=all"], model=RunConfig))
