@@ -177,7 +177,7 @@ def main() -> None:
         figures[f"grader_efficiency_{nodes}"] = statistics.median(each[nodes] / each[1] for each in rounds)
     figures["gradings_per_second_1"] = statistics.median(each[1] for each in rounds)
     with tempfile.TemporaryDirectory() as folder:
-        for name, shape, conversations in (("", SMALL, 256), ("135m_", LARGER, 64)):
+        for name, shape, conversations in (("", SMALL, 256), ("135m_", LARGER, 32)):
             path = save_classifier(shape, Path(folder, f"model_{name}"))
             for kind in ("", "ungrouped_"):
                 transcripts = make_transcripts(conversations, grouped=not kind)
