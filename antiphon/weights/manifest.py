@@ -76,7 +76,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class SentPieces:
-    """What one rank of a learner sends."""
+    """The part of an update that one rank of a learner sends."""
 
     update: WeightsUpdate
     pieces: tuple[Piece, ...]  # in the order of the tensors of `update`
