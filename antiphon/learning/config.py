@@ -192,7 +192,8 @@ class LearnerConfig(Config):
 class CriticConfig(Config):
     """Critics: models that learn the value of a state.
 
-    Each runs in a process of its own with the settings of `learner`, except that its kind is always torch.
+    Each runs in a process of its own with the settings of `learner`. Its kind is torch where that of the learner is of your
+    own, or cannot divide a model as the critics' mesh says.
     """
 
     path: str = ""

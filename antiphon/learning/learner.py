@@ -26,7 +26,20 @@ LEARNERS = Registry(
         "megatron": "antiphon.learning.backends.megatron:MegatronLearner",
     },
 )
-CRITIC = "antiphon.learning.objectives.critic:CriticLearner"
+# Modules of the learners that do not train a policy by reinforcement learning, by name of their class.
+OBJECTIVES = {
+    "CriticLearner": "critic",
+    "PreferenceLearner": "pairs",
+    "RewardLearner": "pairs",
+    "DistillationLearner": "distill",
+    "Teacher": "distill",
+}
+
+
+def objective_learner(name: str, kind: str) -> str:
+    """Return package.module:class of a learner of `OBJECTIVES`, of a built-in kind (`learner.kind`)."""
+    module = f"objectives.{OBJECTIVES[name]}" if kind == "torch" else f"backends.{kind}_objectives"
+    return f"antiphon.learning.{module}:{name}"
 
 
 class Predictor(Protocol):

@@ -12,6 +12,7 @@ from antiphon.cluster.placement import find_problems
 from antiphon.core.config import Config, unit
 from antiphon.core.errors import ConfigError, Mistake, ValidatorError
 from antiphon.learning.config import CheckpointConfig, LearnerConfig
+from antiphon.learning.learner import LEARNERS
 from antiphon.record.config import RecordConfig
 from antiphon.record.run_dir import is_folder_name
 from antiphon.run.config import ModelConfig
@@ -115,13 +116,6 @@ class DistillConfig(OfflineConfig):
     distill: DistillationConfig
     """The teacher and the loss."""
 
-    @model_validator(mode="after")
-    def _whole_vocabulary(self) -> Self:
-        if self.learner.mesh.tensor > 1:
-            message = f"{self.learner.mesh.tensor} cuts the vocabulary, over all of which distributions are compared"
-            raise ValidatorError([("learner.mesh.tensor", message)])
-        return self
-
     @property
     def models(self) -> tuple[str, ...]:
         """Paths of the models that are loaded."""
@@ -135,7 +129,7 @@ def _names(config: OfflineConfig) -> Found:
     if not is_folder_name(config.name):
         yield "name", f"{config.name!r} must be the plain name of a folder"
     parts = {"data": config.data, "validation": config.validation}
-    named = [(CLUSTERS, config.cluster.kind, "cluster.kind")]
+    named = [(CLUSTERS, config.cluster.kind, "cluster.kind"), (LEARNERS, config.learner.kind, "learner.kind")]
     named += [(SOURCES, part.source, f"{name}.source") for name, part in parts.items() if part]
     for registry, value, path in named:
         try:
@@ -153,13 +147,17 @@ def _devices(config: OfflineConfig) -> Found:
         yield "placement.teacher", f"{config.placement.teacher!r} is for `antiphon distill`: there is no other teacher"
     if config.cluster.debug and learner.mesh.world > 1:
         yield "cluster.debug", f"cannot be combined with learner.mesh: its {learner.mesh.world} ranks are processes"
+    elif config.cluster.debug and learner.kind == "megatron":
+        yield "cluster.debug", "cannot be combined with learner.kind: megatron, which needs a process of its own"
 
 
 def _unused(config: OfflineConfig) -> Found:
     """Keys that mean nothing here."""
     if config.record.events:
         yield "record.events", "true is for reinforcement learning: here there are no attempts to tell of"
-    instead_of = {"kind": "", "stages": "", "stage_options": ""}
+    if ":" in config.learner.kind:
+        yield "learner.kind", f"must be {', '.join(LEARNERS.known)}: a learner of your own has no loss for this command"
+    instead_of = {"stages": "", "stage_options": ""}
     instead_of |= {"minibatches": "batch_size", "epochs": "epochs", "timeout": "timeout"}
     for field, instead in instead_of.items():
         value, default = getattr(config.learner, field), LearnerConfig.model_fields[field].default

@@ -36,7 +36,7 @@ from antiphon.learning.data_samples import (
     pair_mean_batch,
     token_mean_batch,
 )
-from antiphon.learning.learner import WorkerLearner
+from antiphon.learning.learner import WorkerLearner, objective_learner
 from antiphon.learning.packing import pack_samples, split_packs
 from antiphon.learning.parallel.rank_group import RankGroup
 from antiphon.offline.checkpoints import OfflineCheckpoints, find_checkpoint, next_lineage
@@ -71,7 +71,7 @@ def dpo(config: DpoConfig, *, overwrite: bool = False, resume: bool = False) -> 
     """Run `antiphon dpo`: the log-probs of the model that the run begins with are the reference's; return the exit code."""
 
     async def main(run: "Offline") -> bool:
-        learner = await run.learner("antiphon.learning.objectives.pairs:PreferenceLearner", config.dpo)
+        learner = await run.learner("PreferenceLearner", config.dpo)
         run.data = await run.referenced(learner, run.data)
         run.validation = await run.referenced(learner, run.validation)
         return await run.train(learner, run.pair_mean_batch)
@@ -83,7 +83,7 @@ def reward_model(config: RewardModelConfig, *, overwrite: bool = False, resume: 
     """Run `antiphon reward-model`; return the exit code."""
 
     async def main(run: "Offline") -> bool:
-        learner = await run.learner("antiphon.learning.objectives.pairs:RewardLearner")
+        learner = await run.learner("RewardLearner")
         return await run.train(learner, run.pair_mean_batch)
 
     return _run(config, make_scored_pair, main, overwrite, resume)
@@ -98,8 +98,8 @@ def distill(config: DistillConfig, *, overwrite: bool = False, resume: bool = Fa
         check_tokenizers(run.model, path)
         given = config.distill, max(Renderer(run.model).vocabulary().values()) + 1
         await check_model(run.cluster, path, config.learner)
-        learner = await run.learner("antiphon.learning.objectives.distill:DistillationLearner", *given)
-        teacher = await run.spawn("teacher", "antiphon.learning.objectives.distill:Teacher", path, *given)
+        learner = await run.learner("DistillationLearner", *given)
+        teacher = await run.spawn("teacher", "Teacher", path, *given)
 
         async def taught(groups: Sequence[Group]) -> TrainBatch:
             (update,) = token_mean_batch(groups, config.learner.tokens_per_pack, config.learner.mesh.data).updates
@@ -147,13 +147,14 @@ class Offline:
         """The run's directory."""
         return self.start.directory
 
-    async def learner(self, kind: str, *more: Any) -> WorkerOfflineLearner:
-        """Start the learner, on the model that the run begins with."""
-        return WorkerOfflineLearner(await self.spawn("learner", kind, self.model, *more))
+    async def learner(self, objective: str, *more: Any) -> WorkerOfflineLearner:
+        """Start the learner of an objective (`learning.learner.OBJECTIVES`), on the model that the run begins with."""
+        return WorkerOfflineLearner(await self.spawn("learner", objective, self.model, *more))
 
-    async def spawn(self, name: str, kind: str, path: Path, *more: Any) -> WorkerHandle:
+    async def spawn(self, name: str, objective: str, path: Path, *more: Any) -> WorkerHandle:
         """Start a model on the learner's mesh, each rank in a worker, whose death is the run's."""
         settings, ranks = self.config.learner, self.config.learner.mesh.world
+        kind = objective_learner(objective, settings.kind)
         if name != "learner":  # is not trained
             settings = settings.model_copy(update={"lora": None, "freeze": ()})
         args = (str(path), settings, derive(self.config.seed, name), *more)

@@ -14,7 +14,7 @@ from antiphon.core.config import Config, unit
 from antiphon.core.errors import ValidatorError
 from antiphon.core.types import REFERENCE_LOGPROBS
 from antiphon.engines.config import EngineConfig
-from antiphon.learning.config import CheckpointConfig, CriticConfig, LearnerConfig, SftConfig, TeacherConfig
+from antiphon.learning.config import OPTIONS, CheckpointConfig, CriticConfig, LearnerConfig, SftConfig, TeacherConfig
 from antiphon.learning.mesh_config import MeshesConfig
 from antiphon.record.config import RunRecordConfig
 from antiphon.rollout.config import RolloutConfig
@@ -237,15 +237,19 @@ class RunConfig(Config):
         return {"learner": 1, "reference": int(reference), "critic": critics, "teacher": len(self.teachers)}
 
     def learner_of(self, role: str) -> LearnerConfig:
-        """Return the learner settings of a role: the learner's own on the role's mesh. Critics use the torch learner."""
+        """Return the learner settings of a role: the learner's own on the role's mesh.
+
+        Critics use torch where the learner's kind is the user's own, or cannot divide a model as their mesh says.
+        """
         settings, own = self.learner, self.meshes.roles.get(role)
-        if role == "critic":
+        settings = settings.with_mesh(own) if own else settings
+        if role == "critic" and (settings.kind not in OPTIONS or any(settings.problems())):
             settings = settings.model_copy(update={"kind": "torch", "options": {}})
         if role == "teacher":  # is not trained
             settings = settings.model_copy(update={"lora": None})
         if role != "learner":
             settings = settings.model_copy(update={"freeze": ()})
-        return settings.with_mesh(own) if own else settings
+        return settings
 
     def mesh_of(self, role: str) -> str:
         """Return the dotted key of a role's mesh."""

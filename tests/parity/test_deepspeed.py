@@ -30,6 +30,7 @@ from tests.parity.test_meshes import ranks as ranks_of
 from tests.parity.test_mixtures import batch_for as recorded_batch
 from tests.parity.test_mixtures import trained as replayed
 from tests.parity.workbench import Arrays, Workbench
+from tests.system.test_offline_meshes import assert_close, here, start
 
 pytestmark = pytest.mark.skipif(
     find_spec("deepspeed") is None, reason="DeepSpeed is not installed: make parity has it in envs/learners"
@@ -227,6 +228,15 @@ def test_what_one_has_saved_another_goes_on_with(bench, models, tmp_path, before
     AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
+@pytest.mark.parametrize("verb", ["dpo", "reward-model", "distill"])
+def test_offline_runs_learn_as_one_rank_of_torch_does(project, verb):
+    changes = "model.path=mytask:build_deep", "learner.tokens_per_pack=40"
+    here(project, verb, *changes, "name=one")
+    done = start(project, verb, *changes, "learner.kind=deepspeed", "learner.mesh.shard=2")
+    assert done.returncode == 0, done.stderr
+    assert_close(project, "one", "run")
+
+
 def test_a_whole_run_goes_on_with_torch(project):
     def train(learner, *arguments, steps):
         path = project.config(
@@ -235,6 +245,8 @@ def test_a_whole_run_goes_on_with_torch(project):
             rollout={"async_ratio": 1},
             engine={"replicas": 2},
             checkpoint={"every": 1},
+            algorithm={"recipe": "ppo"},
+            critic={"optimizer": {"learning_rate": 1e-3}},
             steps=steps,
         )
         done = project.run("train", path, *arguments)
@@ -244,6 +256,7 @@ def test_a_whole_run_goes_on_with_torch(project):
     steps = project.metrics()
     assert len(steps) == 3
     assert all(abs(step["learner/mismatch_kl"]) < 0.05 for step in steps), "engines have what the ranks have learned"
+    assert all(step["critic/0/grad_norm"] > 0 for step in steps), "so has the critic, on DeepSpeed too"
     train({}, "--resume", steps=4)
     assert project.summary()["steps"] == 4
     assert not audit(project.folder / "runs" / "run").violations

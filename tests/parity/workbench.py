@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from antiphon.algorithms.config import AlgorithmConfig
-from antiphon.core.types import Pack, TrainBatch, Update, WeightsUpdate
+from antiphon.core.types import Pack, Streams, TrainBatch, Update, WeightsUpdate
 from antiphon.core.workers import Worker
 from antiphon.learning.config import CriticConfig, LearnerConfig, OptimizerConfig
 from antiphon.learning.learner import LEARNERS
@@ -227,6 +227,10 @@ class Workbench(Worker):
     def predict(self, packs: list[Pack]) -> list[np.ndarray]:
         """See `TorchLearner.predict`."""
         return self.learner.predict(packs)
+
+    def teach(self, packs: list[Pack]) -> list[Streams]:
+        """See `objectives.distill.Teacher.teach`."""
+        return self.learner.teach(packs)
 
     def predict_base(self, packs: list[Pack]) -> list[np.ndarray]:
         """See `TorchLearner.predict_base`."""

@@ -23,6 +23,7 @@ MESHES = [
     ("distill", "{shard: 2}", ONE_PACK),
     ("distill", "{context: 2}", MANY_PACKS),
     ("distill", "{pipeline: 2}", MANY_PACKS),
+    ("distill", "{tensor: 2}", MANY_PACKS),
 ]
 
 
@@ -74,7 +75,9 @@ def test_a_run_goes_on_with_other_ranks(project):
         ("dpo", ["learner.cpu_offload=true"], "learner.cpu_offload"),
         ("dpo", ["placement.learner=gpus"], "placement.learner"),
         ("dpo", ["placement.teacher=cpu:1"], "placement.teacher"),
-        ("distill", ["learner.mesh.tensor=2", "cluster.debug=false"], "learner.mesh.tensor"),
+        ("distill", ["learner.kind=mine:Learner"], "learner.kind"),
+        ("reward-model", ["learner.kind=deepspeed", "cluster.debug=false"], "learner.mesh.shard"),
+        ("dpo", ["learner.kind=megatron"], "cluster.debug"),
     ],
 )
 def test_an_impossible_mesh_or_placement_is_one_message(project, verb, overrides, key):

@@ -25,6 +25,7 @@ from antiphon.core.types import Pack
 from antiphon.learning.backend_options import DeepSpeedOptions
 from antiphon.learning.checkpointed_learner import GatherTensor, trim_memory
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
+from antiphon.learning.pack_learner import PackLearner
 from antiphon.learning.parallel.sharding import ShardedModel
 from antiphon.learning.parallel.whole_model import PipelineForward
 from antiphon.learning.torch_learner import TorchLearner
@@ -127,8 +128,8 @@ class ZeroModel(ShardedModel):
                 lazy_init_hp_params_optimizer_state(self.zero.bit16_groups[number], piece, self.zero.optimizer.state)
 
 
-class DeepSpeedLearner(TorchLearner):
-    """Trains a policy."""
+class DeepSpeedBackend(PackLearner):
+    """A learner of any objective, whose model and optimiser are DeepSpeed's."""
 
     sharded = ZeroModel
     shards: ZeroModel
@@ -174,6 +175,10 @@ class DeepSpeedLearner(TorchLearner):
     def _move(self, device: torch.device) -> None:
         # Only a CPU is shared with others, see `start.placed`.
         trim_memory()
+
+
+class DeepSpeedLearner(DeepSpeedBackend, TorchLearner):
+    """Trains a policy."""
 
 
 class _Asked(nn.Module):

@@ -10,17 +10,16 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import distributed, nn
 from transformers import PreTrainedModel
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from antiphon.algorithms.routing import find_routers
 from antiphon.core.config import parse
 from antiphon.core.errors import ConfigError, UnsupportedError
 from antiphon.core.optional_packages import how_to_install
 from antiphon.core.types import Pack
 from antiphon.learning.backend_options import MegatronOptions, megatron_incompatibilities
-from antiphon.learning.backends.megatron_names import Part, head_size, parts
+from antiphon.learning.backends.megatron_names import SCORE, Part, parts
 from antiphon.learning.checkpointed_learner import GatherTensor
 from antiphon.learning.config import LearnerConfig, OptimizerConfig, megatron_problems
 from antiphon.learning.mesh import LOOPBACK, Mesh, connect_store
@@ -28,6 +27,7 @@ from antiphon.learning.model.attention import AttentionReader
 from antiphon.learning.model.loading import resolve_device
 from antiphon.learning.model.logprobs import Vocabulary
 from antiphon.learning.model.pack_layout import PackLayout
+from antiphon.learning.pack_learner import PackLearner
 from antiphon.learning.parallel.sharding import ShardedModel
 from antiphon.learning.parallel.whole_model import PipelineForward, WholeModel
 from antiphon.learning.torch_learner import TorchLearner
@@ -39,13 +39,12 @@ try:
         DistributedDataParallelConfig,
         finalize_model_grads,
     )
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
-    from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
     from megatron.core.optimizer import get_megatron_optimizer
     from megatron.core.pipeline_parallel import get_forward_backward_func
     from megatron.core.transformer.moe import moe_utils
-    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    from antiphon.learning.backends.megatron_model import AttentionInputs, build_model
 except ModuleNotFoundError as missing:
     raise UnsupportedError(
         f"the megatron learner cannot be imported here: there is no module {missing.name!r}: "
@@ -59,14 +58,14 @@ T = TypeVar("T")
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-class MegatronLearner(TorchLearner):
-    """Trains a policy that Megatron-Core computes."""
+class MegatronBackend(PackLearner):
+    """A learner of any objective, whose model Megatron-Core computes."""
 
     optimizer: "_Optimizer"
     runs_on = "cuda"  # of Megatron-Core, much is written for nothing else
     loads_whole = True
 
-    def __init__(self, model_path: str, config: LearnerConfig, seed: int) -> None:
+    def __init__(self, model_path: str, config: LearnerConfig, seed: int, *objective: Any) -> None:
         for key, message in megatron_problems(config):
             raise ConfigError(message, key=f"learner.{key}")
         if resolve_device(config.device).type != self.runs_on:
@@ -77,7 +76,7 @@ class MegatronLearner(TorchLearner):
                 value="megatron",
             )
         self.options = parse(MegatronOptions, config.options, "learner.options")
-        super().__init__(model_path, config, seed)
+        super().__init__(model_path, config, seed, *objective)
 
     def _load_model(self) -> None:
         if self.mesh is None:
@@ -86,7 +85,7 @@ class MegatronLearner(TorchLearner):
         source = self._load()
         for key, message in megatron_incompatibilities(source.config.to_dict(), self.config.mesh):
             raise UnsupportedError(f"learner.{key}: {message}", key=f"learner.{key}")
-        self._kind = type(source)
+        self._kind, self._layers_with_experts = type(source), find_routers(source)
         self._frequencies = source.base_model.rotary_emb.inv_freq  # of rotary positions
         self.shards: MegatronModel = MegatronModel(source, self.mesh, self.config, self.options)
         self.model = source.to("meta")  # what it is called and how it is written
@@ -96,6 +95,12 @@ class MegatronLearner(TorchLearner):
     def head(self) -> torch.Tensor:
         """The language model head, this rank's rows of it."""
         return self.shards.head
+
+    @property
+    def score(self) -> torch.Tensor:
+        """The head [1, H] of a critic or a reward model."""
+        weight: torch.Tensor = self.shards.model.score.weight
+        return weight
 
     def _optimizer(self, config: OptimizerConfig) -> "_Optimizer":
         return self.shards.optimize(config)
@@ -129,7 +134,7 @@ class MegatronLearner(TorchLearner):
             begun,
             None,
             rotary_pos_emb=torch.cat([angles, angles], dim=-1)[:, None, None],
-            attention_bias=_Seen(self.attention, layout, reader, context),  # which goes to attention as it is
+            attention_bias=AttentionInputs(self.attention, layout, reader, context),  # which goes to attention as it is
         )
         return hidden[:, 0].float()
 
@@ -140,38 +145,8 @@ class MegatronLearner(TorchLearner):
         return begun if pad is None else torch.where((tokens == pad)[:, None, None], begun.detach(), begun)
 
 
-class _Seen(NamedTuple):
-    """The facts that attention needs to know of a pack."""
-
-    kind: str  # of attention
-    layout: PackLayout
-    reader: AttentionReader | None
-    context: Any  # the ranks that have the other tokens, if not all are here
-
-
-class PackedAttention(nn.Module):
-    """Megatron's core attention, over the sequences of a pack."""
-
-    def __init__(self, config: TransformerConfig, layer_number: int, **others: Any) -> None:
-        super().__init__()
-        self.layer_idx = layer_number - 1
-
-    def forward(
-        self,
-        query: torch.Tensor,  # [T, 1, heads, head size]
-        key: torch.Tensor,  # [T, 1, key heads, head size]
-        value: torch.Tensor,
-        attention_mask: None,
-        attention_bias: _Seen,
-        **others: Any,
-    ) -> torch.Tensor:
-        """[T, 1, heads x head size]."""
-        query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
-        kind, layout, reader, context = attention_bias
-        out, _ = ALL_ATTENTION_FUNCTIONS[kind](
-            self, query, key, value, None, layout=layout, reader=reader, context=context
-        )
-        return out[0].flatten(1)[:, None]
+class MegatronLearner(MegatronBackend, TorchLearner):
+    """Trains a policy."""
 
 
 class MegatronModel(ShardedModel):
@@ -188,7 +163,7 @@ class MegatronModel(ShardedModel):
             context_parallel_size=sizes.context,
             expert_model_parallel_size=sizes.expert,
         )
-        WholeModel.__init__(self, _build(source.config, set(whole), config))
+        WholeModel.__init__(self, build_model(source.config, set(whole), config))
         self.mesh, self.data, self._sharded = mesh, mesh.data, False
         self._distributed = options.distributed_optimizer
         self.parts = self._place(source.config, {name: tensor.shape for name, tensor in whole.items()})
@@ -216,7 +191,8 @@ class MegatronModel(ShardedModel):
         experts = (self.model.config.num_moe_experts or 0) // sizes.expert
 
         def parts_of(layers: range, first: bool, last: bool) -> dict[str, Part]:
-            found = parts(shape, layers, experts, first=first, last=last, vocabulary=rows[place("tensor")])
+            here = rows[place("tensor")], SCORE in whole
+            found = parts(shape, layers, experts, *here, first=first, last=last)
             return {name: part for name, part in found.items() if name in whole}
 
         if strange := whole.keys() - parts_of(range(shape.num_hidden_layers), True, True).keys():
@@ -226,7 +202,7 @@ class MegatronModel(ShardedModel):
         self._rows, self._cut = rows[place("tensor")], {}
         self._experts = {name.rpartition(".")[0]: self.model for name, part in own.items() if part.stacked}
         if sizes.tensor > 1:
-            self.vocabulary = Vocabulary(self.mesh.group("tensor"), sum(rows[: place("tensor")]))
+            self.vocabulary = Vocabulary(self.mesh.group("tensor"), rows)
             cut = {name: part.cut for name, part in own.items() if part.cut is not None}
             self._cut = {name: (dim, _evenly(whole[name][dim], sizes.tensor)) for name, dim in cut.items()}
         return own
@@ -410,71 +386,6 @@ class _Schedule:
             forward_only=model is self._shards.model,
         )
         return found
-
-
-def _build(shape: Any, names: set[str], config: LearnerConfig) -> GPTModel:
-    """Megatron's model of this configuration, with whatever is in memory as its weights."""
-    mesh, layers = config.mesh, shape.num_hidden_layers
-    sparse = [int(f"model.layers.{layer}.mlp.gate.weight" in names) for layer in range(layers)]
-    made = TransformerConfig(
-        num_layers=layers,
-        hidden_size=shape.hidden_size,
-        num_attention_heads=shape.num_attention_heads,
-        num_query_groups=shape.num_key_value_heads,
-        kv_channels=head_size(shape),
-        ffn_hidden_size=shape.intermediate_size,
-        normalization="RMSNorm",
-        layernorm_epsilon=shape.rms_norm_eps,
-        qk_layernorm="model.layers.0.self_attn.q_norm.weight" in names,
-        gated_linear_unit=True,
-        activation_func=F.silu,
-        add_bias_linear=False,
-        add_qkv_bias="model.layers.0.self_attn.q_proj.bias" in names,
-        attention_dropout=0.0,
-        hidden_dropout=0.0,
-        perform_initialization=False,
-        tensor_model_parallel_size=mesh.tensor,
-        pipeline_model_parallel_size=mesh.pipeline,
-        context_parallel_size=mesh.context,
-        pipeline_dtype=torch.float32,
-        variable_seq_lengths=True,
-        moe_token_dispatcher_type="alltoall",
-        calculate_per_token_loss=True,  # gradients are sums
-        gradient_accumulation_fusion=False,
-        masked_softmax_fusion=False,
-        **(_mixture(shape, sparse, mesh.expert) if any(sparse) else {}),
-        **(
-            {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-            if config.gradient_checkpointing
-            else {}
-        ),
-    )
-    spec = get_gpt_decoder_block_spec(made, use_transformer_engine=False, normalization="RMSNorm")
-    for layer in spec.layer_specs:
-        layer.submodules.self_attention.submodules.core_attention = PackedAttention
-    spec.layer_norm = spec.layer_specs[0].submodules.input_layernorm
-    return GPTModel(
-        made,
-        spec,
-        vocab_size=-(-shape.vocab_size // mesh.tensor) * mesh.tensor,
-        max_sequence_length=shape.max_position_embeddings,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
-        share_embeddings_and_output_weights=shape.tie_word_embeddings,
-        position_embedding_type="none",  # positions come with each pack
-    )
-
-
-def _mixture(shape: Any, sparse: list[int], ranks: int) -> dict[str, Any]:
-    return {
-        "num_moe_experts": shape.num_experts,
-        "moe_layer_freq": sparse,
-        "moe_ffn_hidden_size": shape.moe_intermediate_size,
-        "moe_router_topk": shape.num_experts_per_tok,
-        "moe_router_pre_softmax": not shape.norm_topk_prob,
-        "moe_router_load_balancing_type": "none",
-        "expert_model_parallel_size": ranks,
-    }
 
 
 def _evenly(count: int, ranks: int) -> list[int]:

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+SCORE = "score.weight"  # the head of a critic or a reward model, which has one name in both
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -34,23 +36,29 @@ class Part:
         return ((tensor, self.rows(tensor)) for tensor in tensors)
 
 
-def parts(shape: Any, layers: range, experts: int, *, first: bool, last: bool, vocabulary: int) -> dict[str, Part]:
+def parts(
+    shape: Any, layers: range, experts: int, vocabulary: int, scores: bool, *, first: bool, last: bool
+) -> dict[str, Part]:
     """Return the parts of a pipeline stage by Hugging Face name.
 
     Args:
         shape: Configuration of the model.
         layers: Layers of the stage.
         experts: Experts of a layer on this rank.
+        vocabulary: This rank's rows of embedding and head, without padding rows.
+        scores: The head is that of a critic or a reward model.
         first: The stage has the embedding.
         last: The stage has the head.
-        vocabulary: This rank's rows of embedding and head, without padding rows.
     """
     rows: Any = {"cut": 0, "rows": lambda whole: whole[:vocabulary]}
     tied = last and not first and shape.tie_word_embeddings
     found = {"model.embed_tokens.weight": Part(("embedding.word_embeddings.weight",), **rows)} if first else {}
     if last:
         head = "model.embed_tokens.weight" if tied else "lm_head.weight"
-        found[head] = found.get(head) or Part(("output_layer.weight",), **rows)
+        if scores:
+            found[SCORE] = Part((SCORE,))
+        else:
+            found[head] = found.get(head) or Part(("output_layer.weight",), **rows)
         found["model.norm.weight"] = Part(("decoder.final_layernorm.weight",))
     for here, layer in enumerate(layers):
         found |= {

@@ -1,10 +1,14 @@
 """Log-probabilities and entropies of chosen tokens, without the logits of all tokens ever existing at once."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import distributed
+
+from antiphon.learning.mesh import gather_from_group
 
 EXCLUDED = -1e30  # logit of a token that cannot be sampled: its probability is 0, and 0 times it is no NaN
 
@@ -14,13 +18,24 @@ class Vocabulary:
     """The rows of an embedding or a head that this rank of a group has: those from `start` on. Others have the others."""
 
     group: Any
-    start: int
+    sizes: Sequence[int]  # rows of each rank
+
+    @property
+    def start(self) -> int:
+        """Number of the first row that this rank has."""
+        return sum(self.sizes[: self.group.rank()])
 
     def rows(self, tokens: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the places of tokens among this rank's rows, 0 for those that are elsewhere, and which are here."""
         rows = tokens - self.start
         there = (rows >= 0) & (rows < count)
         return rows.where(there, 0), there
+
+    def gather(self, own: torch.Tensor) -> torch.Tensor:
+        """Return the rows [V, n] of all ranks, from those of this rank, which get the gradient of theirs."""
+        most = max(self.sizes)
+        parts = gather_from_group(F.pad(own, (0, 0, 0, most - len(own))), self.group).split(most)
+        return torch.cat([part[:size] for part, size in zip(parts, self.sizes, strict=True)])
 
 
 def token_logprobs(

@@ -40,6 +40,16 @@ class ScalarLearner(PackLearner):
     def _parameters_beside_adapters(self) -> Iterable[torch.nn.Parameter]:
         return self.model.score.parameters()
 
+    def _scores(self, rows: torch.Tensor) -> torch.Tensor:
+        """The number [n] that the head says of each hidden state [n, H]."""
+        return plain_logits(rows, self.score)[:, 0]
+
+    @property
+    def score(self) -> torch.Tensor:
+        """The head [1, H]."""
+        weight: torch.Tensor = self.model.score.weight
+        return weight
+
 
 class CriticLearner(ScalarLearner):
     """Trains a critic. Its score of a token is the value of the state in which the token was chosen."""
@@ -71,4 +81,4 @@ class CriticLearner(ScalarLearner):
         """Values of the states in which the loss tokens were chosen, [N]."""
         with self._autocast():
             hidden = self._hidden(pack, targets)
-        return self._split_over_context(hidden, lambda own, _: (plain_logits(own, self.model.score.weight)[:, 0],))
+        return self._split_over_context(hidden, lambda own, _: (self._scores(own),))

@@ -10,8 +10,9 @@ from torch.utils.checkpoint import checkpoint
 
 from antiphon.algorithms.distillation_losses import DIVERGENCES, group_outcomes
 from antiphon.algorithms.offline_config import DistillationConfig
-from antiphon.core.types import TEACHER_DISTRIBUTION, TEACHER_TOKENS, Pack, Streams, StreamSpec
+from antiphon.core.types import TEACHER_DISTRIBUTION, TEACHER_TOKENS, Pack, Streams
 from antiphon.learning.config import LearnerConfig
+from antiphon.learning.mesh import copy_to_group
 from antiphon.learning.model.logprobs import plain_logits
 from antiphon.learning.objectives.base import OfflineLearner
 from antiphon.learning.torch_learner import TorchLearner
@@ -34,8 +35,11 @@ class _Distilling(TorchLearner):
         self.vocabulary = vocabulary
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, V] of hidden states [n, H]."""
-        return plain_logits(hidden, self.head[: self.vocabulary])
+        """[n, V] of hidden states [n, H], also where each rank has some rows of the head."""
+        if (split := self.shards.vocabulary) is None:
+            return plain_logits(hidden, self.head[: self.vocabulary])
+        own = plain_logits(copy_to_group(hidden, split.group), self.head)
+        return split.gather(own.T)[: self.vocabulary].T
 
 
 class Teacher(_Distilling):
@@ -44,28 +48,29 @@ class Teacher(_Distilling):
     def teach(self, packs: list[Pack]) -> list[Streams]:
         """Return `TEACHER_TOKENS` and `TEACHER_DISTRIBUTION` of each pack, 0 where no token is in the loss."""
         with torch.no_grad():
-            return self.shards.run_packs(
-                packs, self._pipeline_forward, lambda pack: self.shards.run(self._distributions, pack)
-            )
+            return self.shards.run_packs(packs, self._pipeline_forward, self._teach)
 
-    def _distributions(self, pack: Pack) -> Streams:
-        targets = self._targets(pack)
-        with self._autocast():
-            parts = [self._distribution(part) for part in self._hidden(pack, targets).split(self.config.logits_chunk)]
+    def _teach(self, pack: Pack) -> Streams:
         streams = {}
-        for spec in parts[0]:
-            said = torch.cat([part[spec] for part in parts]).cpu().numpy()
-            array = np.zeros((len(pack.tokens), said.shape[1]), dtype=said.dtype)
-            array[pack.loss_mask] = said
-            streams[spec] = array
+        said = self.shards.run(self._distributions, pack)
+        for spec, rows in zip((TEACHER_TOKENS, TEACHER_DISTRIBUTION), said, strict=True):
+            found = rows.cpu().numpy()
+            streams[spec] = np.zeros((len(pack.tokens), found.shape[1]), dtype=found.dtype)
+            streams[spec][pack.loss_mask] = found
         return Streams(streams)
 
-    def _distribution(self, hidden: torch.Tensor) -> dict[StreamSpec, torch.Tensor]:
+    def _distributions(self, pack: Pack) -> tuple[torch.Tensor, ...]:
+        """Return the two streams of the loss tokens, [N, K] and [N, K + 1]."""
+        with self._autocast():
+            chunks = self._hidden(pack, self._targets(pack)).split(self.config.logits_chunk)
+            return tuple(map(torch.cat, zip(*map(self._distribution, chunks), strict=True)))
+
+    def _distribution(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logprobs = (self._logits(hidden) / self.distillation.teacher_temperature).log_softmax(-1)
         some = self.distillation.top_k if self.distillation.top_k < self.vocabulary else 0
         tokens = logprobs.topk(some).indices
         said = group_outcomes(logprobs, tokens) if some else logprobs
-        return {TEACHER_TOKENS: tokens.int(), TEACHER_DISTRIBUTION: said.clamp(min=LEAST).float()}
+        return tokens.int(), said.clamp(min=LEAST).float()
 
 
 class DistillationLearner(OfflineLearner, _Distilling):

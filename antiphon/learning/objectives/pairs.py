@@ -13,7 +13,6 @@ from antiphon.algorithms.offline_config import PreferenceConfig
 from antiphon.algorithms.preference_losses import bradley_terry, dpo, ipo
 from antiphon.core.types import PAIR, REFERENCE_LOGPROBS, Pack
 from antiphon.learning.config import LearnerConfig
-from antiphon.learning.model.logprobs import plain_logits
 from antiphon.learning.objectives.base import OfflineLearner
 from antiphon.learning.objectives.critic import ScalarLearner
 from antiphon.learning.torch_learner import TorchLearner
@@ -109,6 +108,4 @@ class RewardLearner(_PairLearner, ScalarLearner):
         """Scores of the sequences at their last tokens, [N]."""
         with self._autocast():
             hidden, _ = self._hidden_states(pack)
-        return self._split_over_context(
-            hidden[targets], lambda own, _: (plain_logits(own, self.model.score.weight)[:, 0],)
-        )
+        return self._split_over_context(hidden[targets], lambda own, _: (self._scores(own),))

@@ -115,8 +115,7 @@ class ShardedModel(WholeModel):
         tied = head is not None and head.weight is embedding.weight
         names = {id(module): name for name, module in model.named_modules()}
         self._cut_in(names[id(embedding)], embedding, 0)
-        start = sum(self._cut[f"{names[id(embedding)]}.weight"][1][: mesh.coordinate("tensor")])
-        self.vocabulary = Vocabulary(mesh.group("tensor"), start)
+        self.vocabulary = Vocabulary(mesh.group("tensor"), self._cut[f"{names[id(embedding)]}.weight"][1])
         embedding.forward = vocabulary_embedding(embedding, self.vocabulary)
         if tied:
             head.weight = embedding.weight

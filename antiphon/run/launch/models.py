@@ -15,7 +15,6 @@ from antiphon.core.types import REFERENCE_LOGPROBS
 from antiphon.core.workers import WorkerHandle
 from antiphon.learning.backend import Fetch, LocalTraining, TrainBackend, identity
 from antiphon.learning.learner import (
-    CRITIC,
     LEARNERS,
     LoraBaseReference,
     ModelRoles,
@@ -23,6 +22,7 @@ from antiphon.learning.learner import (
     Predictor,
     Trainer,
     WorkerLearner,
+    objective_learner,
 )
 from antiphon.learning.parallel.rank_group import RankGroup
 from antiphon.learning.remote import RemoteTrainer
@@ -141,10 +141,11 @@ async def start_models(context: LaunchContext, model: Path) -> tuple[ModelRoles,
     if REFERENCE_LOGPROBS in config.algorithm.required_streams:
         reference = LoraBaseReference(learner) if config.learner.lora else launcher.start("reference", kind, model)
     critics = range(critic.count if critic else 0)
+    critic_kind = objective_learner("CriticLearner", config.learner_of("critic").kind)
     models = ModelRoles(
         learner=learner,
         reference=reference,
-        critics=[launcher.start(f"critic-{number}", CRITIC, critic_model, critic) for number in critics],
+        critics=[launcher.start(f"critic-{number}", critic_kind, critic_model, critic) for number in critics],
         teachers=[launcher.start(f"teacher-{number}", kind, path) for number, path in enumerate(teacher_models)],
     )
     await launcher.wait_ready()

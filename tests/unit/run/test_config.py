@@ -420,13 +420,22 @@ def test_a_misspelt_name_is_refused_with_the_nearest(file, override, nearest):
     assert (error.key, error.value, error.suggestions) == (key, name, (nearest,)) and nearest in error.valid
 
 
-def test_a_critic_is_torchs_on_any_mesh_whatever_learns(file):
+def test_a_critic_is_torchs_on_meshes_of_no_other_kind(file):
     zero = ["learner.kind=deepspeed", "learner.options.stage=1", "learner.mesh.shard=2", "learner.cpu_offload=true"]
     config = load(file, [*PPO, *zero, "meshes.critic={tensor: 2}"], model=RunConfig)
     critic = config.learner_of("critic")
     assert (critic.kind, critic.mesh.tensor, critic.mesh.shard, critic.cpu_offload) == ("torch", 2, 1, False)
     assert config.learner_of("reference") == config.learner
-    assert load(file, [*PPO, *zero], model=RunConfig).learner_of("critic").mesh == config.learner.mesh
+    assert load(file, [*PPO, *zero, "meshes.critic={}"], model=RunConfig).learner_of("critic").kind == "torch"
+    own = load(file, [*PPO, *zero, "meshes.critic={shard: 3}"], model=RunConfig).learner_of("critic")
+    assert (own.kind, own.options, own.mesh.shard) == ("deepspeed", {"stage": 1}, 3)
+    assert load(file, [*PPO, *zero], model=RunConfig).learner_of("critic") == config.learner
+
+
+def test_a_critic_of_a_learner_of_ones_own_is_torchs(file):
+    config = load(file, [*PPO, "learner.kind=mine:Learner", "learner.options.speed=3"], model=RunConfig)
+    critic = config.learner_of("critic")
+    assert (critic.kind, critic.options) == ("torch", {})
 
 
 def test_a_world_imported_first_changes_no_loading(file):
