@@ -35,6 +35,13 @@ def is_cpu(device: str) -> bool:
     return device == "cpu" or (device == "auto" and not has_gpu_driver())
 
 
+def gpus_have_bfloat16() -> bool:
+    """Return True if this machine has a GPU that computes in bfloat16."""
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
 def cpu_multiply_rate(dtype: str) -> float:
     """Return the operations a second that one thread of this CPU reaches in matrix products of `dtype`, such as bfloat16.
 

@@ -80,8 +80,9 @@ class LearnerConfig(Config):
     """`torch`, `deepspeed`, `megatron`, or package.module:attribute."""
     options: Annotated[dict[str, Any], options_by_kind(OPTIONS)] = {}
     """Options of this kind of learner: `stage` of `deepspeed`, `distributed_optimizer` of `megatron`."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the layers' computation (autocast). Weights, gradients and optimizer state are always in float32."""
+    dtype: Literal["float32", "bfloat16", "auto"] = "float32"
+    """Precision of the layers' computation (autocast). Weights, gradients and optimizer state are always in float32. `auto`
+    takes the faster one on the learner's device, which is measured when a run starts."""
     device: str = "auto"
     """`auto`, or a device of torch such as cpu or cuda:0."""
     threads: Annotated[int, unit("threads")] = Field(1, gt=0)

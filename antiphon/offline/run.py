@@ -22,7 +22,7 @@ import numpy as np
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.cluster.placement import Placement, assign_devices
-from antiphon.core.config import dump
+from antiphon.core.config import dump, load
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import DataError
 from antiphon.core.rng import derive, generator
@@ -48,6 +48,7 @@ from antiphon.record.run_start import RunStart
 from antiphon.record.trackers import TrackedRun, TrackerFeeds, open_trackers
 from antiphon.run.commands import INTERRUPTED, resume_after_deaths, run_to_exit_code
 from antiphon.run.config_changes import check_same
+from antiphon.run.dtypes import AUTO, choose_dtype
 from antiphon.run.launch.model_checks import check_model, check_tokenizers
 from antiphon.run.launch.model_directory import model_directory
 from antiphon.run.placement import check_ranks_apart
@@ -293,10 +294,11 @@ async def _built(config: OfflineConfig, group: MakeGroup, overwrite: bool, resum
         stack.enter_context(convert_write_errors(Path(config.record.directory, config.name)))
         start = RunStart(config.record.directory, config.name, overwrite=overwrite, resume=resume)
         directory = stack.enter_context(start).directory  # as it was before, if the start is refused
+        view = make_view(config.record.live)
+        config = _choose_dtype(config, directory.config if resume else None, view.message)
         if resume:
             check_same(directory.config, config, CHANGEABLE, elsewhere="")
         directory.write_config(dump(config))
-        view = make_view(config.record.live)
         view.start(config.name, f"{len(data)} rows, {config.batch_size} a step")
         stack.callback(view.close)
         checkpoint, state = find_checkpoint(directory, view.message) if resume else (None, {})
@@ -328,6 +330,15 @@ async def _built(config: OfflineConfig, group: MakeGroup, overwrite: bool, resum
             checkpoint=checkpoint,
             state=state,
         )
+
+
+def _choose_dtype(config: OfflineConfig, before: Path | None, report: Callable[[str], None]) -> OfflineConfig:
+    """The configuration with a dtype in the place of `auto`: that of the run to resume, whose configuration is `before`."""
+    learner = config.learner
+    if before is not None and learner.dtype == AUTO:
+        learner = learner.model_copy(update={"dtype": load(before, model=type(config)).learner.dtype})
+    learner = choose_dtype(learner, "learner", report, local=config.cluster.kind == "local")
+    return config.model_copy(update={"learner": learner})
 
 
 async def _place(cluster: Cluster, config: OfflineConfig) -> Placement:

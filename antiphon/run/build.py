@@ -19,6 +19,7 @@ from antiphon.run.config import RunConfig
 from antiphon.run.config_checks.servers import check_servers
 from antiphon.run.config_checks.user_functions import add_declared_needs, check_import_paths
 from antiphon.run.device_sharing import SharedDevices
+from antiphon.run.dtypes import choose_dtypes, keep_dtypes, report_slow_dtypes
 from antiphon.run.launch.context import LaunchContext, open_cluster
 from antiphon.run.launch.graders import Judges, start_graders, start_judges
 from antiphon.run.launch.model_checks import check_installed, check_model
@@ -33,7 +34,6 @@ from antiphon.run.loop import Run
 from antiphon.run.pack_size import choose_pack_size, keep_pack_size
 from antiphon.run.publisher import WeightPublisher
 from antiphon.run.reward_checks import check_rewards_at_start
-from antiphon.run.slow_dtypes import report_slow_dtypes
 from antiphon.tasks.rendering import Renderer
 from antiphon.weights.base import TransferContext
 from antiphon.weights.shared_directory import shared_directory
@@ -50,7 +50,7 @@ async def start_run(config: RunConfig, *, overwrite: bool = False, resume: bool 
     """
     async with AsyncExitStack() as stack:
         _require_placement(config)
-        config = add_declared_needs(keep_pack_size(config) if resume else config)
+        config = add_declared_needs(keep_dtypes(keep_pack_size(config)) if resume else config)
         check_import_paths(config)
         run_directory = RunDirectory(Path(config.record.directory, config.name))
         require_attached_objects(config, has_model=resume and run_directory.built_model.is_dir())
@@ -62,6 +62,7 @@ async def start_run(config: RunConfig, *, overwrite: bool = False, resume: bool 
         start = RunStart(config.record.directory, config.name, overwrite=overwrite, resume=resume)
         directory = stack.enter_context(start).directory  # unchanged if the start is refused
         record = await open_record(config, directory, stack, resume=resume)
+        config = choose_dtypes(config, record.view.message)
         shared = stack.enter_context(shared_directory(config.name, config.weights.directory))
         transfer = TransferContext.of(shared, config.weights, config.weights_dtype, config.weight_senders)
         stack.push_async_exit(cluster_stack.pop_all())  # workers end before the record that they write to

@@ -6,7 +6,13 @@ from typing import Any
 from antiphon.run.config import RunConfig
 from antiphon.run.model_files import count_parameters
 
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
+DTYPE_BYTES = {
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float64": 8,
+    "auto": 4,
+}  # auto, until it is chosen: at most 4
 
 TRAINED_BYTES = 4  # of a trained parameter, of its gradient and of each moment, whatever the compute type
 LOGIT_BYTES = 12  # of a logit, its probability and its gradient, in float32

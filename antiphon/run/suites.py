@@ -19,6 +19,7 @@ from antiphon.core.types import GenerateRequest, Pack, Sampling
 from antiphon.learning.mesh_config import MeshConfig
 from antiphon.run.config import RunConfig
 from antiphon.run.device_assignment import device_assigner
+from antiphon.run.dtypes import choose_dtypes
 from antiphon.run.launch.context import LaunchContext, open_cluster
 from antiphon.run.launch.engines import EngineStarter, start_engines
 from antiphon.run.launch.model_directory import model_directory
@@ -74,6 +75,7 @@ async def _measure(model: str, config: RunConfig, asked: dict[str, Any]) -> dict
     async with AsyncExitStack() as stack:
         cluster, placement = await stack.enter_async_context(open_cluster(config, None))
         context = LaunchContext(cluster=cluster, config=config, placement=placement)
+        config = choose_dtypes(config, context.report)
         directory = await model_directory(cluster, model, Path(), config.seed)
         assign = device_assigner(cluster, config, "engine")
         starter = EngineStarter(cluster, "engine", directory, config.engine, assign_devices=assign)

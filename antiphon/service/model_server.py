@@ -23,6 +23,7 @@ from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.gateway.config import ServeConfig
 from antiphon.rollout.gateway.served_model import ServedModel
 from antiphon.rollout.gateway.server import Gateway
+from antiphon.run.dtypes import choose_engine_dtypes
 from antiphon.run.launch.engines import EngineStarter, start_engines
 from antiphon.run.launch.model_directory import model_directory
 from antiphon.run.supervision import run_supervised
@@ -101,7 +102,8 @@ async def _serve(target: str, config: ServeConfig, token: str, announce: Callabl
         rollout = RolloutConfig.model_validate(
             {"groups_per_step": 1, "timeout": config.timeout, "sampling": {"max_tokens": 1}}
         )
-        starter = EngineStarter(cluster, "engine", directory, config.engine)
+        engines = choose_engine_dtypes(config.engine, announce)
+        starter = EngineStarter(cluster, "engine", directory, engines)
         pool, longest = await start_engines(starter, rollout, deadlines, Events(), announce)
         model = ServedModel(
             generate=pool.generate, tokenizer=renderer, max_length=longest, tools=config.tools, name=config.name

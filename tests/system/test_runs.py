@@ -1,6 +1,7 @@
 """Whole runs in every scheduling mode. Workers are threads here, so that a dozen runs take seconds; one uses processes."""
 
 import math
+import re
 import sqlite3
 import textwrap
 from contextlib import closing
@@ -77,6 +78,30 @@ def test_engine_and_learner_differ_by_rounding_only(project):
     """Synchronous and one update a step: the learner's log-probs are the engine's."""
     assert train(project, "steps=3", rollout=rollout(async_ratio=0)) == 0
     assert all(abs(step["learner/mismatch_kl"]) < 1e-6 for step in project.metrics())
+
+
+def test_a_run_records_the_dtypes_that_it_took(project, capsys):
+    auto = {"learner": {"dtype": "auto"}, "engine": {"dtype": "auto"}}
+    assert train(project, "steps=1", **auto) == 0
+    said = re.findall(
+        r"(learner|engine)\.dtype: auto is (\w+): bfloat16 is .* as fast as float32", capsys.readouterr().out
+    )
+    assert [key for key, _ in said] == ["learner", "engine"]
+    recorded = project.folder / "runs" / "run" / "config.yaml"
+
+    def dtypes():
+        run = yaml.safe_load(recorded.read_text())
+        return [(key, run[key]["dtype"]) for key in ("learner", "engine")]
+
+    assert dtypes() == said
+    other = {"float32": "bfloat16", "bfloat16": "float32"}
+    recorded.write_text(
+        re.sub(r"dtype: (float32|bfloat16)", lambda found: f"dtype: {other[found[1]]}", recorded.read_text())
+    )
+    again = dtypes()
+    resumed = load(project.config(**auto), ("cluster.debug=true", "record.live=off", "steps=2"), model=RunConfig)
+    assert commands.train(resumed, resume=True) == 0
+    assert dtypes() == again and len(project.metrics()) == 2
 
 
 def test_a_deterministic_run_repeats_bit_for_bit(project):

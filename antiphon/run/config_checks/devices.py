@@ -51,8 +51,8 @@ def check_weights(config: "RunConfig") -> Iterator[Problem]:
 def check_dtypes(config: "RunConfig") -> Iterator[Problem]:
     """Check that native engines have dtypes that exist; those of other kinds are their own affair."""
     for at, engine in iterate_engines(config):
-        if engine.kind == "native" and engine.dtype not in NATIVE_DTYPES:
-            yield f"{at}.dtype", f"there is no {engine.dtype!r}; valid are {', '.join(NATIVE_DTYPES)}"
+        if engine.kind == "native" and engine.dtype not in (*NATIVE_DTYPES, "auto"):
+            yield f"{at}.dtype", f"there is no {engine.dtype!r}; valid are {', '.join(NATIVE_DTYPES)} and auto"
 
 
 def check_placement(config: "RunConfig") -> Iterator[Problem]:
