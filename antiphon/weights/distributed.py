@@ -80,8 +80,12 @@ class Distributed(WeightChannel):
     @staticmethod
     @override
     def receive(update: WeightsUpdate) -> Iterator[tuple[str, torch.Tensor]]:
-        receiver = _receiver(update.location, threading.get_ident())
-        content = receiver.fetch(update)
+        try:
+            receiver = _receiver(update.location, threading.get_ident())
+            content = receiver.fetch(update)
+        except distributed.DistError as error:  # the sender is gone
+            message = f"weights of version {update.version} did not arrive: {error}"
+            raise WeightsError(message, version=update.version) from error
         try:
             yield from unpack_tensors(update, content)
         except WeightsError:

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from antiphon.cluster.local import LocalCluster
 from antiphon.core.errors import WeightsError, WorkerDiedError
 from antiphon.weights.base import TransferContext, open_channel
 from antiphon.weights.manifest import BUCKET_BYTES
+from antiphon.weights.reshard import join_updates
+from tests.chaos.receivers import digest_of, rows
 from tests.raising import raises_with
 
 
@@ -178,3 +181,91 @@ def test_a_difference_to_something_else_is_refused_once(tmp_path):
         assert await receiver.call("load", update) == digest
 
     sending(tmp_path, 1, main, "delta")
+
+
+SENDERS, ENGINES = 2, 3
+ROWS, WIDTH = 40, BUCKET_BYTES // 16  # of a sender: two buckets and a half
+DEADLINE = 100.0  # seconds
+
+
+def expected_at(version):
+    """The digest of what an engine should have."""
+    return digest_of([("a", torch.cat([rows(rank, version, ROWS, WIDTH) for rank in range(SENDERS)]))])
+
+
+class Mesh:
+    """Ranks that send their rows, and engines, all in processes; those that die are replaced."""
+
+    def __init__(self, folder, cluster, encoding):
+        self.folder, self.cluster, self.encoding = folder, cluster, encoding
+        self.spawned = self.version = 0
+        self.senders = [self.start_sender(rank) for rank in range(SENDERS)]
+        self.engines = [self.start_engine() for _ in range(ENGINES)]
+
+    def start(self, name, kind, *args):
+        self.spawned += 1
+        return self.cluster.spawn(f"{name}-{self.spawned}", f"tests.chaos.receivers:{kind}", *args)
+
+    def start_sender(self, rank):
+        return self.start("sender", "SendingRank", str(self.folder), self.encoding, rank, SENDERS, ROWS, WIDTH)
+
+    def start_engine(self):
+        return self.start("engine", "Receiver", "distributed")
+
+    async def send(self):
+        self.version += 1
+        parts = await asyncio.gather(*(sender.call("send", self.version) for sender in self.senders))
+        return join_updates(self.version, parts)
+
+    async def load(self, update, engines):
+        """What each engine has, or the error that it met; all answer in time."""
+        calls = [engine.call("load", update) for engine in engines]
+        return await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), DEADLINE)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("encoding", ["whole", "delta"])
+def test_ranks_and_engines_die_anywhere_and_no_engine_has_wrong_weights(tmp_path, request, encoding):
+    """An engine that dies keeps nobody from the version. If a rank dies, engines have the version or an error."""
+    draw = random.Random(request.config.getoption("--seed"))
+    rounds = request.config.getoption("--kills") or (20 if request.config.getoption("--long") else 2)
+
+    async def main(mesh):
+        for number in range(rounds):
+            ranks_die = number % 2 == 1
+            members = mesh.senders if ranks_die else mesh.engines
+            place, bucket = draw.randrange(len(members)), draw.randint(1, 1 if encoding == "delta" else 3)
+            engines = list(mesh.engines)
+            if late := draw.random() < 0.5:
+                engines.append(mesh.start_engine())
+            update = await mesh.send()
+            await members[place].call("arm", "weights.bucket", bucket)
+            found = await mesh.load(update, engines)
+            right = expected_at(mesh.version)
+            for engine, answer in zip(engines, found, strict=True):
+                if ranks_die:
+                    assert answer == right or isinstance(answer, WeightsError), answer
+                elif engine is mesh.engines[place]:
+                    assert isinstance(answer, WorkerDiedError)
+                else:
+                    assert answer == right
+            if late:
+                engines[-1].kill()
+            members[place].kill()
+            if ranks_die:  # as all processes of a learner are started again, if one is lost
+                for sender in mesh.senders:
+                    sender.kill()
+                mesh.senders = [mesh.start_sender(rank) for rank in range(SENDERS)]
+            else:
+                mesh.engines[place] = mesh.start_engine()
+            update = await mesh.send()
+            assert await mesh.load(update, mesh.engines) == [expected_at(mesh.version)] * ENGINES
+
+    async def body():
+        cluster = LocalCluster(ClusterConfig(), tmp_path / "logs")
+        try:
+            await main(Mesh(tmp_path, cluster, encoding))
+        finally:
+            await cluster.close()
+
+    asyncio.run(body())

@@ -31,8 +31,11 @@ BENCHES = {
     "megatron": "tests.parity.megatron_bench:MegatronBench",
 }
 TRAINED = [
-    *(pytest.param("torch", "DistillationLearner", mesh, {}) for mesh in ({"tensor": 2}, {"tensor": 2, "pipeline": 2})),
-    pytest.param("torch", "DistillationLearner", {"tensor": 2, "context": 2}, {}),
+    ("torch", "DistillationLearner", {"tensor": 2}, {}),
+    *(
+        pytest.param("torch", "DistillationLearner", {"tensor": 2, other: 2}, {}, marks=pytest.mark.long)
+        for other in ("pipeline", "context")
+    ),
     *(
         pytest.param("deepspeed", objective, {"shard": 2}, stage, marks=needs_deepspeed)
         for objective in ("CriticLearner", "PreferenceLearner", "RewardLearner", "DistillationLearner")
