@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from antiphon.core.errors import RecordError
-from antiphon.core.types import Segment, Trajectory
+from antiphon.core.types import IntArray, Segment, Trajectory
 from antiphon.inspect.recorded_config import has_model
 from antiphon.record import safe_files
 from antiphon.record.checkpoint import list_checkpoints
@@ -94,16 +94,17 @@ def _describe_parts(renderer: Renderer, trajectory: Trajectory) -> Iterator[tupl
     for number, segment in enumerate(trajectory.segments):
         if number:
             yield "segment", ""
-        yield from _describe_segment(renderer, segment)
+        for kind, tokens in split_conversation(segment):
+            yield kind, renderer.decode(tokens)
 
 
-def _describe_segment(renderer: Renderer, segment: Segment) -> Iterator[tuple[str, str]]:
-    """Yield the prompt, and each turn with what the policy read before it."""
+def split_conversation(segment: Segment) -> Iterator[tuple[str, IntArray]]:
+    """Yield the tokens of the prompt, of each turn's response, and of what the policy read before it, with their kinds."""
     place = 0
     for turn in segment.turns:
         if turn.start > place:
-            yield "observation" if place else "prompt", renderer.decode(segment.tokens[place : turn.start])
-        yield "response", renderer.decode(segment.tokens[turn.start : turn.stop])
+            yield "observation" if place else "prompt", segment.tokens[place : turn.start]
+        yield "response", segment.tokens[turn.start : turn.stop]
         place = turn.stop
     if place < len(segment.tokens):
-        yield "observation", renderer.decode(segment.tokens[place:])
+        yield "observation", segment.tokens[place:]

@@ -7,6 +7,8 @@ from pathlib import Path
 from antiphon.core.errors import RecordError
 from antiphon.core.types import AttemptId, Segment, Trajectory
 from antiphon.inspect.causes import explain_status
+from antiphon.inspect.samples import split_conversation
+from antiphon.inspect.token_texts import TokenTexts
 from antiphon.record import safe_files
 from antiphon.record.reader import AttemptRow, RunReader
 
@@ -56,8 +58,11 @@ def why(run: Path, name: str) -> Iterator[tuple[str, str]]:
     yield "trajectory", f"rollouts/{row.file}"
     with safe_files.convert_read_errors(path):
         yield from _describe_trajectory(found)
+        texts = _open_texts(run)
         if token:
-            yield from _describe_token(found, *place, path)
+            yield from _describe_token(found, *place, path, texts)
+        elif texts is not None:
+            yield from _show_conversation(found, texts)
 
 
 def _list_attempts(reader: RunReader, numbers: list[int], lineage: int | None) -> Iterator[tuple[str, str]]:
@@ -121,20 +126,42 @@ def _describe_trajectory(trajectory: Trajectory) -> Iterator[tuple[str, str]]:
             )
 
 
+def _open_texts(run: Path) -> TokenTexts | None:
+    """Return the texts of the run's tokens; None if the run holds no tokenizer."""
+    try:
+        return TokenTexts.open(run)
+    except RecordError:
+        return None
+
+
+def _show_conversation(trajectory: Trajectory, texts: TokenTexts) -> Iterator[tuple[str, str]]:
+    """Yield the texts of prompt, responses and observations, in order."""
+    for number, segment in enumerate(trajectory.segments):
+        turn = 0
+        for kind, tokens in split_conversation(segment):
+            at = f"segment {number}" if kind == "prompt" else f"segment {number}, turn {turn}"
+            yield f"{at}: {kind}", texts.decode(tokens)
+            turn += kind == "response"
+
+
 def _count_versions(segment: Segment, start: int, stop: int) -> str:
     """Return the versions that sampled a span with their numbers of tokens, in order."""
     versions = [(int(version), len(list(same))) for version, same in groupby(segment.versions[start:stop].tolist())]
     return ", ".join(f"version {version}: {count}" for version, count in versions)
 
 
-def _describe_token(trajectory: Trajectory, number: int, position: int, path: Path) -> Iterator[tuple[str, str]]:
+def _describe_token(
+    trajectory: Trajectory, number: int, position: int, path: Path, texts: TokenTexts | None
+) -> Iterator[tuple[str, str]]:
     if not 0 <= number < len(trajectory.segments):
         segments = len(trajectory.segments)
         raise RecordError(f"{path}: there is no segment {number}: the trajectory has {segments}", path=path)
     segment = trajectory.segments[number]
     if not 0 <= position < len(segment.tokens):
         raise RecordError(f"{path}: there is no token {position}: the segment has {len(segment.tokens)}", path=path)
-    token = int(segment.tokens[position])
+    token = str(segment.tokens[position])
+    if texts is not None:
+        token += f" {texts.split(segment.tokens[: position + 1])[-1]!r}"
     if not segment.loss_mask[position]:
         yield f"token {position}", f"{token}, part of the input, not sampled"
         return

@@ -7,6 +7,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from antiphon.core.errors import RecordError
 from antiphon.core.types import AttemptId
@@ -111,6 +113,24 @@ def test_a_token_tells_who_sampled_it(run):
         with raises_with(RecordError, match=f"token {beyond}") as caught:
             list(why(run, f"{name}@{beyond}"))
         assert Path(caught.value.path).parent == run / "rollouts"
+
+
+def test_a_run_with_a_tokenizer_tells_what_was_said(run, tmp_path):
+    name, _, _, segment = trained(run)
+    other = shutil.copytree(run, tmp_path / "other")
+    (other / "model").mkdir()
+    words = {f"w{token}": token for token in range(int(segment.tokens.max()) + 1)}
+    Tokenizer(WordLevel(words, unk_token="w0")).save(str(other / "model" / "tokenizer.json"))
+    (turn,) = segment.turns
+    told, without = dict(why(other, name)), dict(why(run, name))
+    assert told == without | {
+        "segment 0: prompt": " ".join(f"w{token}" for token in segment.tokens[: turn.start]),
+        "segment 0, turn 0: response": " ".join(f"w{token}" for token in segment.tokens[turn.start :]),
+    }
+    last = segment.tokens[-1]
+    assert dict(why(other, f"{name}@{len(segment.tokens) - 1}"))[f"token {len(segment.tokens) - 1}"].startswith(
+        f"{last} ' w{last}', sampled in turn 0"
+    )
 
 
 @pytest.mark.parametrize("name", ["1.2", "a.b.c", "0.0.0@x", "", "99999.0.0", "7:0.0.0"])
