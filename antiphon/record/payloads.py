@@ -13,7 +13,7 @@ from pathlib import Path
 from antiphon.core.errors import RecordError
 from antiphon.core.failpoints import hit
 from antiphon.core.types import AttemptId, Group, PayloadReference, Trajectory
-from antiphon.record import trajectories
+from antiphon.record import safe_files, trajectories
 from antiphon.record.run_dir import atomic_write, make_write_error
 
 
@@ -86,7 +86,8 @@ class PayloadReader:
         path = self._rollouts / reference.file
         if reference.file not in self._files:
             try:
-                self._files[reference.file] = known.get(reference.file) or trajectories.read(path)
+                file = safe_files.resolve_file(self._rollouts, reference.file)  # a worker names it
+                self._files[reference.file] = known.get(reference.file) or trajectories.read(file)
             except RecordError as error:
                 raise RecordError(
                     f"{path} cannot be read by the learner: {error}; all nodes must see record.directory", path=path

@@ -132,6 +132,20 @@ def test_changed_payload_is_refused(tmp_path):
         PayloadReader(tmp_path).fetch([group(referred)])
 
 
+def test_payload_elsewhere_is_refused(tmp_path):
+    """The very trajectory lies there, but a worker is not to choose which files are opened."""
+    rollouts = tmp_path / "rollouts"
+    rollouts.mkdir()
+    (referred,) = kept(rollouts, 0)
+    outside = (rollouts / referred.payload.file).rename(tmp_path / "outside.parquet")
+    link = rollouts / "link.parquet"
+    link.symlink_to(outside)
+    for name in ("../outside.parquet", str(outside), "link.parquet"):
+        elsewhere = replace(referred, payload=replace(referred.payload, file=name))
+        with raises_with(RecordError, match="leads out", path=rollouts / name):
+            PayloadReader(rollouts).fetch([group(elsewhere)])
+
+
 def test_a_disk_that_cannot_be_written_is_one_clear_error(tmp_path):
     with raises_with(RecordError, match="--resume") as caught:
         kept(tmp_path / "nowhere", 0)
