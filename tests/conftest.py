@@ -297,3 +297,14 @@ def project(tmp_path, model) -> Iterator[Project]:
     project = Project(tmp_path, model)
     yield project
     project.end()
+
+
+@pytest.fixture
+def collector():
+    """A collector of OpenTelemetry's spans."""
+    from tests.span_collector import Collector
+
+    found = Collector()
+    yield found
+    found.server.shutdown()
+    found.server.server_close()

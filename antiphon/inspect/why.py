@@ -140,7 +140,7 @@ def _show_conversation(trajectory: Trajectory, texts: TokenTexts) -> Iterator[tu
         turn = 0
         for kind, tokens in split_conversation(segment):
             at = f"segment {number}" if kind == "prompt" else f"segment {number}, turn {turn}"
-            yield f"{at}: {kind}", texts.decode(tokens)
+            yield f"{at}: {kind}", texts.decode(tokens.tolist())
             turn += kind == "response"
 
 
@@ -161,7 +161,7 @@ def _describe_token(
         raise RecordError(f"{path}: there is no token {position}: the segment has {len(segment.tokens)}", path=path)
     token = str(segment.tokens[position])
     if texts is not None:
-        token += f" {texts.split(segment.tokens[: position + 1])[-1]!r}"
+        token += f" {texts.split(segment.tokens[: position + 1].tolist())[-1]!r}"
     if not segment.loss_mask[position]:
         yield f"token {position}", f"{token}, part of the input, not sampled"
         return

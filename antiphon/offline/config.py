@@ -155,6 +155,8 @@ def _unused(config: OfflineConfig) -> Found:
     """Keys that mean nothing here."""
     if config.record.events:
         yield "record.events", "true is for reinforcement learning: here there are no attempts to tell of"
+    if config.record.spans:
+        yield "record.spans", "is for reinforcement learning: here there are no attempts to tell of"
     if ":" in config.learner.kind:
         yield "learner.kind", f"must be {', '.join(LEARNERS.known)}: a learner of your own has no loss for this command"
     instead_of = {"stages": "", "stage_options": ""}

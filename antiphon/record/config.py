@@ -24,6 +24,17 @@ class RecordConfig(Config):
     events: bool = False
     """Write `events.jsonl` (admissions, attempts, requests, loads, steps) and, at the end, `trace.json` for ui.perfetto.dev."""
 
+    spans: str = ""
+    """URL of an OpenTelemetry collector, such as http://127.0.0.1:4318/v1/traces, that receives the spans of steps, attempts,
+    requests and calls of roles while the run goes on (OTLP over HTTP). Empty: none."""
+
+    @field_validator("spans")
+    @classmethod
+    def _is_url(cls, given: str) -> str:
+        if given and not given.startswith(("http://", "https://")):
+            raise ValueError(f"{given!r} must be a URL that begins with http:// or https://")
+        return given
+
     @field_validator("directory")
     @classmethod
     def _expand_home(cls, given: str) -> str:  # a shell leaves it as it is in key=~/runs

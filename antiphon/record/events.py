@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 # Kind: fields and meaning. An `attempt` is group.sibling.try, a `request` attempt/turn.
 EVENTS: Mapping[str, tuple[str, str]] = {
@@ -45,15 +45,19 @@ EVENTS: Mapping[str, tuple[str, str]] = {
     "end": ("error", "the run ends, by itself or by an error"),
 }
 RARE = frozenset({"join", "lost", "retired", "grow", "fault", "evaluate", "evaluated", "end"})
+Export = Callable[[float, str, Mapping[str, Any]], None]  # receives the seconds, the kind and the fields of each event
 RECENT = 20  # events that are kept in memory, for error messages
 
 
 class Events:
-    """Writes events to `sink`; without one, keeps only the last few."""
+    """Writes events to `sink` and gives them to `export`; without both, keeps only the last few."""
 
-    def __init__(self, clock: Callable[[], float] = lambda: 0.0, sink: TextIO | None = None) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = lambda: 0.0, sink: TextIO | None = None, export: Export | None = None
+    ) -> None:
         self._clock = clock
         self._sink = sink
+        self._export = export
         self.engine_numbers: Iterator[int] = itertools.count()  # of engines, in the order in which they join
         self._last: deque[tuple[float, str, dict[str, Any]]] = deque(maxlen=RECENT)
         # Called with each rare event.
@@ -61,8 +65,8 @@ class Events:
 
     @property
     def enabled(self) -> bool:
-        """True if events are written; checked where an event is costly to make."""
-        return self._sink is not None
+        """True if events are written or exported; checked where an event is costly to make."""
+        return self._sink is not None or self._export is not None
 
     def add(self, event: str, **fields: Any) -> None:
         """Record an event that happens now."""
@@ -72,6 +76,8 @@ class Events:
             self.on_rare(event, fields)
         if self._sink is not None:
             self._sink.write(_format_event(now, event, fields) + "\n")
+        if self._export is not None:
+            self._export(now, event, fields)
 
     def for_pool(self, pool: str) -> "Events":
         """Return events of a judge's pool: rare ones are recorded here with the pool's name, others are dropped."""
@@ -105,46 +111,75 @@ def _format_event(now: float, event: str, fields: dict[str, Any]) -> str:
     return json.dumps({"t": now, "event": event, **fields}, separators=(",", ":"))
 
 
+class Span(NamedTuple):
+    """Something of a run that took time: a step, a request, an attempt, or a call of a role."""
+
+    name: str
+    track: str  # where it happened: learner, attempts, an engine or a role
+    since: float  # on the run's clock, in seconds
+    until: float
+    key: str  # unique in a life of a run, but for roles
+    parent: str  # key of the attempt of a request; empty for all else, such as the requests of an evaluation
+    fields: Mapping[str, Any]  # of its events
+
+
+SPANNING = frozenset({"take", "publish", "place", "served", "role", "attempt"})  # events that begin or end a span
+
+
+class SpanBuilder:
+    """Joins the events that begin something with those that end it."""
+
+    def __init__(self) -> None:
+        self._began: dict[str, tuple[float, Mapping[str, Any]]] = {}
+
+    def add(self, t: float, event: str, fields: Mapping[str, Any]) -> Span | None:
+        """Return the span that an event ends, if it ends one."""
+        match event:
+            case "take" | "place":
+                self._began[fields.get("request", "step")] = t, fields
+            case "publish":
+                since, began = self._began.pop("step", (t, {}))
+                name = f"step {fields['version']}"
+                return Span(name, "learner", since, t, name, "", began)
+            case "served":
+                request = fields["request"]
+                since, _ = self._began.pop(request, (t, {}))
+                attempt = f"attempt {request.partition('/')[0]}"
+                parent = attempt if attempt in self._began else ""
+                return Span(request, f"engine {fields['engine']}", since, t, request, parent, fields)
+            case "role":
+                role, method = f"role {fields['role']}", fields["method"]
+                return Span(method, role, t - fields["seconds"], t, role, "", fields)
+            case "attempt":
+                key = f"attempt {fields['attempt']}"
+                if fields["status"] == "running":
+                    self._began[key] = t, fields
+                elif key in self._began:
+                    since, _ = self._began.pop(key)
+                    return Span(fields["attempt"], "attempts", since, t, key, "", fields)
+        return None
+
+
 def to_trace(lines: Iterable[str]) -> dict[str, Any]:
     """Convert events to Chrome's trace format: steps, requests on each engine, attempts, and the number of running ones.
 
     Lines that a crash or a full disk damaged are left out.
     """
     trace: list[dict[str, Any]] = []
-    began: dict[str, tuple[float, dict[str, Any]]] = {}
-    running_count = 0
-
-    def span(name: str, track: str, since: float, until: float, key: str, **fields: Any) -> None:
-        common = {"name": name, "cat": track, "id": key, "pid": track, "tid": track}
-        trace.append({**common, "ph": "b", "ts": since * 1e6, "args": fields})
-        trace.append({**common, "ph": "e", "ts": until * 1e6})
-
+    spans, running_count = SpanBuilder(), 0
     for fields in _parse(lines):
         t, event = fields.pop("t"), fields.pop("event")
-        match event:
-            case "take" | "place":
-                began[fields.get("request", "step")] = (t, fields)
-            case "publish":
-                since, args = began.pop("step", (t, {}))
-                span(f"step {fields['version']}", "learner", since, t, f"step {fields['version']}", **args)
-            case "served":
-                since, _ = began.pop(fields["request"], (t, {}))
-                span(fields["request"], f"engine {fields['engine']}", since, t, fields["request"], **fields)
-            case "role":
-                role = f"role {fields['role']}"
-                span(fields["method"], role, t - fields["seconds"], t, f"{role} {len(trace)}")
-            case "attempt":
-                key = f"attempt {fields['attempt']}"
-                if fields["status"] == "running":
-                    began[key] = (t, fields)
-                    running_count += 1
-                elif key in began:
-                    since, _ = began.pop(key)
-                    running_count -= 1
-                    span(fields["attempt"], "attempts", since, t, key, **fields)
-                trace.append(_count("running attempts", "attempts", t, running_count))
-            case _:
-                trace.append(_instant(event, t, fields))
+        if span := spans.add(t, event, fields):
+            common = {"name": span.name, "cat": span.track, "id": f"{span.key} {len(trace)}"}
+            common |= {"pid": span.track, "tid": span.track}
+            trace.append({**common, "ph": "b", "ts": span.since * 1e6, "args": span.fields})
+            trace.append({**common, "ph": "e", "ts": span.until * 1e6})
+            running_count -= event == "attempt"
+        if event == "attempt":
+            running_count += fields["status"] == "running"
+            trace.append(_count("running attempts", "attempts", t, running_count))
+        elif event not in SPANNING:
+            trace.append(_instant(event, t, fields))
     return {"traceEvents": trace, "displayTimeUnit": "ms"}
 
 

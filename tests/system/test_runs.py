@@ -21,6 +21,7 @@ from antiphon.run.config import RunConfig
 from antiphon.simulate.planner import predict
 from antiphon.simulate.probe import measure
 from antiphon.simulate.speeds import Speeds
+from tests.span_collector import attributes
 
 
 def train(project, *overrides, **sections) -> int:
@@ -78,6 +79,25 @@ def test_engine_and_learner_differ_by_rounding_only(project):
     """Synchronous and one update a step: the learner's log-probs are the engine's."""
     assert train(project, "steps=3", rollout=rollout(async_ratio=0)) == 0
     assert all(abs(step["learner/mismatch_kl"]) < 1e-6 for step in project.metrics())
+
+
+def test_a_collector_gets_spans_of_a_run_and_of_its_resume(project, collector):
+    path = project.config(rollout=rollout(), record={"directory": str(project.folder / "runs"), "spans": collector.url})
+    for more in (["steps=2"], ["steps=3", "--resume"]):
+        done = project.run("train", path, *more)
+        assert done.returncode == 0, done.stderr
+    spans = collector.spans
+    assert [span.name for span in spans if span.name.startswith("step ")] == ["step 1", "step 2", "step 3"]
+    attempts = {span.span_id: span for span in spans if attributes(span)["antiphon.track"] == "attempts"}
+    requests = [span for span in spans if attributes(span)["antiphon.track"].startswith("engine ")]
+    of_attempts = [request for request in requests if request.parent_span_id]  # the others are of evaluations
+    assert len(requests) > len(of_attempts) >= 24 and len(attempts) >= 24
+    for request in of_attempts:
+        attempt = attempts[request.parent_span_id]
+        assert request.name == f"{attempt.name}/0" and request.trace_id == attempt.trace_id
+        assert attempt.start_time_unix_nano <= request.start_time_unix_nano < request.end_time_unix_nano
+        assert request.end_time_unix_nano <= attempt.end_time_unix_nano
+    assert {attributes(resource)["antiphon.lineage"] for resource in collector.resources} == {0, 1}
 
 
 def test_a_run_records_the_dtypes_that_it_took(project, capsys):

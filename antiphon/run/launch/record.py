@@ -14,6 +14,7 @@ from antiphon.record.live import View, make_view
 from antiphon.record.metrics import Metrics
 from antiphon.record.resume import ResumeState, open_first_lineage, open_next_lineage
 from antiphon.record.run_dir import RunDirectory, RunLineage, remove_partial_line
+from antiphon.record.spans import SpanExporter
 from antiphon.record.store import LedgerStore
 from antiphon.record.trackers import TrackedRun, TrackerFeeds, open_trackers
 from antiphon.run.config import RunConfig
@@ -68,7 +69,7 @@ async def open_record(config: RunConfig, directory: RunDirectory, stack: AsyncEx
     tracked = TrackedRun(name=config.name, directory=directory, config=plain, lineage=lineage, cut=step)
     trackers = open_trackers(config.record.trackers, tracked, time.time, view.message)
     stack.callback(trackers.close)
-    ledger = Ledger(store, _open_events(config, directory, stack), lineage=lineage, step=step)
+    ledger = Ledger(store, _open_events(config, directory, lineage, stack), lineage=lineage, step=step)
     stack.push_async_callback(ledger.close)
     return RunRecord(
         directory=directory, ledger=ledger, metrics=metrics, trackers=trackers, view=view, resumption=resumption
@@ -95,11 +96,14 @@ def _open_lineage(
     return found
 
 
-def _open_events(config: RunConfig, directory: RunDirectory, stack: AsyncExitStack) -> Events:
-    """Open the record of events, if it is wanted; a trace is made of them in the end."""
-    sink = None
+def _open_events(config: RunConfig, directory: RunDirectory, lineage: int, stack: AsyncExitStack) -> Events:
+    """Open the record of events, if it is wanted; a trace is made of them in the end. Export spans, if that is wanted."""
+    clock, sink, export = asyncio.get_running_loop().time, None, None
     if config.record.events:
         stack.callback(write_trace, directory.events, directory.trace)
         remove_partial_line(directory.events)
         sink = stack.enter_context(directory.events.open("a", encoding="utf-8"))
-    return Events(asyncio.get_running_loop().time, sink)
+    if config.record.spans:
+        export = SpanExporter(config.record.spans, config.name, lineage, clock)
+        stack.callback(export.close)
+    return Events(clock, sink, export)
