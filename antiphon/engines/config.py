@@ -53,8 +53,8 @@ class EngineKind(Config):
     prefill_tokens: Annotated[int, unit("tokens")] = Field(512, gt=0)
     """Maximum number of prompt tokens that one engine step reads, so that prefill does not delay decoding for long."""
     dtype: str = "float32"
-    """Type of the engine's weights and computation, such as float32 or bfloat16; `auto` takes the faster of these two on the
-    engine's device, which is measured when a run starts."""
+    """Type of the engine's weights and computation, such as float32 or bfloat16. `auto` takes the faster of these two on the
+    device of a native engine, which is measured when a run starts; vLLM takes the checkpoint's."""
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`, or `auto`."""
     threads: Annotated[int, unit("threads")] = Field(1, gt=0)
