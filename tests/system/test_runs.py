@@ -32,6 +32,11 @@ def train(project, *overrides, **sections) -> int:
     )
 
 
+def resume(project, *overrides, **sections) -> int:
+    overrides = ("cluster.debug=true", "record.live=off", *overrides)
+    return commands.train(load(project.config(**sections), overrides, model=RunConfig), resume=True)
+
+
 def rollout(**changes):
     return {"groups_per_step": 2, "group_size": 4, "timeout": 180, "sampling": {"max_tokens": 8}, **changes}
 
@@ -82,10 +87,9 @@ def test_engine_and_learner_differ_by_rounding_only(project):
 
 
 def test_a_collector_gets_spans_of_a_run_and_of_its_resume(project, collector):
-    path = project.config(rollout=rollout(), record={"directory": str(project.folder / "runs"), "spans": collector.url})
-    for more in (["steps=2"], ["steps=3", "--resume"]):
-        done = project.run("train", path, *more)
-        assert done.returncode == 0, done.stderr
+    sections = {"rollout": rollout(), "record": {"directory": str(project.folder / "runs"), "spans": collector.url}}
+    assert train(project, "steps=2", **sections) == 0
+    assert resume(project, "steps=3", **sections) == 0
     spans = collector.spans
     assert [span.name for span in spans if span.name.startswith("step ")] == ["step 1", "step 2", "step 3"]
     attempts = {span.span_id: span for span in spans if attributes(span)["antiphon.track"] == "attempts"}
@@ -119,8 +123,7 @@ def test_a_run_records_the_dtypes_that_it_took(project, capsys):
         re.sub(r"dtype: (float32|bfloat16)", lambda found: f"dtype: {other[found[1]]}", recorded.read_text())
     )
     again = dtypes()
-    resumed = load(project.config(**auto), ("cluster.debug=true", "record.live=off", "steps=2"), model=RunConfig)
-    assert commands.train(resumed, resume=True) == 0
+    assert resume(project, "steps=2", **auto) == 0
     assert dtypes() == again and len(project.metrics()) == 2
 
 
