@@ -256,9 +256,9 @@ class TaskConfig(Config):
     agent: AgentConfig | None = None
     """An agent program that runs the attempts, instead of a single turn or an environment."""
     reward: str = "math"
-    """`math`, `numeric`, `multiple_choice`, `exact_match`, `regex`, `code`, `sql`, `instruction_following`, `judge`,
-    `reasoning_gym`, `environment_return`, `reward_model`, `length`, `repetition`, `composed`, or package.module:attribute:
-    docs/rewards.md."""
+    """`math`, `numeric`, `multiple_choice`, `short_answer`, `exact_match`, `regex`, `code`, `sql`, `instruction_following`,
+    `judge`, `reasoning_gym`, `environment_return`, `reward_model`, `length`, `repetition`, `composed`, or
+    package.module:attribute: docs/rewards.md."""
     reward_options: dict[str, Any] = {}
     """Keyword arguments of the reward."""
     reward_range: tuple[Bound, Bound] | None = None

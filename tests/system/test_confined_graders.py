@@ -45,6 +45,7 @@ ROWS = {
     "numeric": ({}, {"answer": "1250"}, ["It is 1,250.", "12"]),
     "exact_match": ({}, {"answer": "Paris"}, ["paris", "Rome"]),
     "multiple_choice": ({}, {"answer": "B"}, ["The answer is B", "A"]),
+    "short_answer": ({}, {"answer": ["Paris"]}, ["The answer is Paris", "Rome"]),
     "regex": ({"pattern": r"\d+ apples"}, {}, ["12 apples", "apples"]),
     "sql": ({}, QUERY, ["SELECT a FROM t WHERE a >= 2", "SELECT 1", "DROP TABLE t"]),
     "length": ({"low": 2, "high": 20}, {}, ["a", "a b c"]),

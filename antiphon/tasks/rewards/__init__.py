@@ -19,6 +19,7 @@ REWARDS = Registry(
         "exact_match": "antiphon.tasks.rewards.exact_match:exact_match",
         "numeric": "antiphon.tasks.rewards.math.numeric:numeric",
         "multiple_choice": "antiphon.tasks.rewards.multiple_choice:multiple_choice",
+        "short_answer": "antiphon.tasks.rewards.short_answer:short_answer",
         "regex": "antiphon.tasks.rewards.regex:regex",
         "sql": "antiphon.tasks.rewards.sql:sql",
         "instruction_following": "antiphon.tasks.rewards.instruction_following:instruction_following",

@@ -86,6 +86,8 @@ def _last_box(text: str) -> tuple[int, str]:
     return begins, text[first:last].strip()
 
 
+MARKUP = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed)\b|[${}*_`\"“”\\]")  # of Markdown and LaTeX
+MINUS = re.compile(r"[\N{MINUS SIGN}\ufe63\uff0d\u207b]|[\N{EN DASH}\u2010\u2011](?=\d)")
 MOST_CHARACTERS = 200_000  # at the end of a response, in which its answer is looked for
 MOST_STATEMENTS = 20  # the last ones of a response are read
 MOST_STATEMENT_CHARACTERS = 1_000
@@ -96,12 +98,12 @@ _MARKER = re.compile(  # begins with one class of characters, which lets `re` se
 _END_OF_SENTENCE = re.compile(r"\.(?=\s|$)")
 
 
-def answer_statements(text: str, answers: Iterable[str] = ()) -> list[str]:
+def answer_statements(text: str, answers: Iterable[str] = (), *, whole_lines: bool = False) -> list[str]:
     r"""Return the statements of an answer, the last first.
 
     They are the content of the last `\boxed{…}`, and what follows "answer is", "answer:" (or option, choice) or "####", up to
-    the end of the sentence or the line. What follows and begins with "not" is left out, unless it begins with one of the
-    possible `answers`.
+    the end of the sentence or the line, or with `whole_lines` of the line. What follows and begins with "not" is left out,
+    unless it begins with one of the possible `answers`.
     """
     known = "|".join(re.escape(answer) for answer in answers if answer[:3].casefold() == "not")
     denied = re.compile(rf"(?!(?:{known})(?!\w))not\b" if known else r"not\b", re.IGNORECASE)
@@ -109,8 +111,13 @@ def answer_statements(text: str, answers: Iterable[str] = ()) -> list[str]:
     place, content = _last_box(text)
     found = [(place, content)] if place >= 0 else []
     markers = [each for each in _MARKER.finditer(text) if not denied.match(text, each.end())]
-    found += [(marker.start(), _sentence(text, marker.end())) for marker in markers[-MOST_STATEMENTS:]]
+    stated = _line if whole_lines else _sentence
+    found += [(marker.start(), stated(text, marker.end())) for marker in markers[-MOST_STATEMENTS:]]
     return [statement for _, statement in sorted(found, reverse=True)]
+
+
+def _line(text: str, start: int) -> str:
+    return text[start : start + MOST_STATEMENT_CHARACTERS + 1].partition("\n")[0].strip()
 
 
 def _sentence(text: str, start: int) -> str:

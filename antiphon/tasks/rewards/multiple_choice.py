@@ -13,13 +13,10 @@ from typing import Any
 
 from antiphon.core.types import Prompt, Score
 from antiphon.tasks.base import Transcript
-from antiphon.tasks.rewards.extract import answer_statements, ground_truth, zero_score
-
-_MARKUP = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed)\b|[${}*_`\"“”\\]")
+from antiphon.tasks.rewards.extract import MARKUP, MINUS, answer_statements, ground_truth, zero_score
 
 _PUNCTUATION = " \t().:;,!?"
 _LEADING = re.compile(r"(?:[ \t():;,!?]|\.(?!\d))*")  # punctuation, but not the point of ".5"
-_MINUS = re.compile(r"[\N{MINUS SIGN}\ufe63\uff0d\u207b]|[\N{EN DASH}\u2010\u2011](?=\d)")
 # What makes another number of an option that begins or ends with a digit.
 _GOES_ON_BEFORE = re.compile(r"(?:[-+.]|[/^%√×÷·±≤≥]\s*|\d[,:]|\d\s*[-+]\s*|\b(?:minus|negative)\s*)$", re.IGNORECASE)
 _GOES_ON_BEHIND = re.compile(r"\s*[/^%√×÷·]|[-+]\w|[.,:]\d|\s*[-+]\s*\d")
@@ -99,7 +96,7 @@ def _right_label(prompt: Prompt, key: str, options: Options) -> str:
 
 def _strip_markup(text: str) -> str:
     """Remove the markup of Markdown and LaTeX and surrounding punctuation; write each minus as `-`."""
-    bare = _MINUS.sub("-", _MARKUP.sub("", text)).rstrip(_PUNCTUATION)
+    bare = MINUS.sub("-", MARKUP.sub("", text)).rstrip(_PUNCTUATION)
     return _LEADING.sub("", bare, count=1).casefold()
 
 
@@ -120,7 +117,7 @@ def _named(statement: str, options: Options) -> set[str]:
         return only
     if _DENYING_SIGN.search(statement):
         return set(options)
-    named, rest = set(), _MINUS.sub("-", _MARKUP.sub("", statement))
+    named, rest = set(), MINUS.sub("-", MARKUP.sub("", statement))
     for label, option in sorted(options.items(), key=lambda item: -len(item[1])):  # "Paris, Texas" before "Paris"
         if option:
             pattern = rf"(?<!\w){re.escape(option)}(?!\w)"
