@@ -19,7 +19,7 @@ from antiphon.run.config import RunConfig
 from antiphon.run.config_checks.servers import check_servers
 from antiphon.run.config_checks.user_functions import add_declared_needs, check_import_paths
 from antiphon.run.device_sharing import SharedDevices
-from antiphon.run.dtypes import choose_dtypes, keep_dtypes, report_slow_dtypes
+from antiphon.run.dtypes import choose_dtypes, keep_dtypes
 from antiphon.run.launch.context import LaunchContext, open_cluster
 from antiphon.run.launch.graders import Judges, start_graders, start_judges
 from antiphon.run.launch.model_checks import check_installed, check_model
@@ -69,7 +69,6 @@ async def start_run(config: RunConfig, *, overwrite: bool = False, resume: bool 
         model = await _prepare_model(cluster, record.directory, config)
         config = choose_pack_size(config, model)
         record.directory.write_config(dump(config))
-        report_slow_dtypes(config, record.view.message)
         context = LaunchContext(
             cluster=cluster,
             config=config,

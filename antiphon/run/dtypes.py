@@ -64,8 +64,9 @@ def choose_engine_dtypes(
 
 
 def choose_dtypes(config: RunConfig, report: Report, rate: Rate = cpu_multiply_rate) -> RunConfig:
-    """Return `config` with dtypes in the places of `auto`; see `choose_dtype`."""
+    """Return `config` with dtypes in the places of `auto`; see `choose_dtype`. Report dtypes that are slow here."""
     rate, local = cache(rate), config.cluster.kind == "local"  # measured once
+    report_slow_dtypes(config, report, rate)
     learner = choose_dtype(config.learner, "learner", report, local=local, rate=rate)
     engine = choose_engine_dtypes(config.engine, report, local=local, rate=rate)
     return config.model_copy(update={"learner": learner, "engine": engine})

@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import distributed, nn
 from transformers import PreTrainedModel
 
@@ -19,7 +20,8 @@ from antiphon.core.errors import ConfigError, UnsupportedError
 from antiphon.core.optional_packages import how_to_install
 from antiphon.core.types import Pack
 from antiphon.learning.backend_options import MegatronOptions, megatron_incompatibilities
-from antiphon.learning.backends.megatron_names import SCORE, Part, parts
+from antiphon.learning.backends.megatron_attention import AttentionInputs, PackedAttention
+from antiphon.learning.backends.megatron_names import SCORE, Part, head_size, parts
 from antiphon.learning.checkpointed_learner import GatherTensor
 from antiphon.learning.config import LearnerConfig, OptimizerConfig, megatron_problems
 from antiphon.learning.mesh import LOOPBACK, Mesh, connect_store
@@ -39,12 +41,13 @@ try:
         DistributedDataParallelConfig,
         finalize_model_grads,
     )
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
     from megatron.core.optimizer import get_megatron_optimizer
     from megatron.core.pipeline_parallel import get_forward_backward_func
     from megatron.core.transformer.moe import moe_utils
-
-    from antiphon.learning.backends.megatron_model import AttentionInputs, build_model
+    from megatron.core.transformer.transformer_config import TransformerConfig
 except ModuleNotFoundError as missing:
     raise UnsupportedError(
         f"the megatron learner cannot be imported here: there is no module {missing.name!r}: "
@@ -163,7 +166,7 @@ class MegatronModel(ShardedModel):
             context_parallel_size=sizes.context,
             expert_model_parallel_size=sizes.expert,
         )
-        WholeModel.__init__(self, build_model(source.config, set(whole), config))
+        WholeModel.__init__(self, _build(source.config, set(whole), config))
         self.mesh, self.data, self._sharded = mesh, mesh.data, False
         self._distributed = options.distributed_optimizer
         self.parts = self._place(source.config, {name: tensor.shape for name, tensor in whole.items()})
@@ -386,6 +389,85 @@ class _Schedule:
             forward_only=model is self._shards.model,
         )
         return found
+
+
+def _build(shape: Any, names: set[str], config: LearnerConfig) -> GPTModel:
+    """Build Megatron's model, with whatever is in memory as its weights.
+
+    Args:
+        shape: Configuration of the model.
+        names: Names of its parameters in Hugging Face's model.
+        config: Mesh of the learner, and what saves memory.
+    """
+    made, scores = _configure(shape, names, config), SCORE in names
+    spec = get_gpt_decoder_block_spec(made, use_transformer_engine=False, normalization="RMSNorm")
+    for layer in spec.layer_specs:
+        layer.submodules.self_attention.submodules.core_attention = PackedAttention
+    spec.layer_norm = spec.layer_specs[0].submodules.input_layernorm
+    model = GPTModel(
+        made,
+        spec,
+        vocab_size=-(-shape.vocab_size // config.mesh.tensor) * config.mesh.tensor,
+        max_sequence_length=shape.max_position_embeddings,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        share_embeddings_and_output_weights=shape.tie_word_embeddings and not scores,
+        position_embedding_type="none",  # positions come with each pack
+    )
+    if scores and model.post_process:
+        del model.output_layer
+        model.score = nn.Linear(shape.hidden_size, 1, bias=False, device=model.decoder.final_layernorm.weight.device)
+    return model
+
+
+def _configure(shape: Any, names: set[str], config: LearnerConfig) -> TransformerConfig:
+    mesh, layers = config.mesh, shape.num_hidden_layers
+    sparse = [int(f"model.layers.{layer}.mlp.gate.weight" in names) for layer in range(layers)]
+    return TransformerConfig(
+        num_layers=layers,
+        hidden_size=shape.hidden_size,
+        num_attention_heads=shape.num_attention_heads,
+        num_query_groups=shape.num_key_value_heads,
+        kv_channels=head_size(shape),
+        ffn_hidden_size=shape.intermediate_size,
+        normalization="RMSNorm",
+        layernorm_epsilon=shape.rms_norm_eps,
+        qk_layernorm="model.layers.0.self_attn.q_norm.weight" in names,
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        add_bias_linear=False,
+        add_qkv_bias="model.layers.0.self_attn.q_proj.bias" in names,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        perform_initialization=False,
+        tensor_model_parallel_size=mesh.tensor,
+        pipeline_model_parallel_size=mesh.pipeline,
+        context_parallel_size=mesh.context,
+        pipeline_dtype=torch.float32,
+        variable_seq_lengths=True,
+        moe_token_dispatcher_type="alltoall",
+        calculate_per_token_loss=True,  # gradients are sums
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        **(_mixture(shape, sparse, mesh.expert) if any(sparse) else {}),
+        **(
+            {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+            if config.gradient_checkpointing
+            else {}
+        ),
+    )
+
+
+def _mixture(shape: Any, sparse: list[int], ranks: int) -> dict[str, Any]:
+    return {
+        "num_moe_experts": shape.num_experts,
+        "moe_layer_freq": sparse,
+        "moe_ffn_hidden_size": shape.moe_intermediate_size,
+        "moe_router_topk": shape.num_experts_per_tok,
+        "moe_router_pre_softmax": not shape.norm_topk_prob,
+        "moe_router_load_balancing_type": "none",
+        "expert_model_parallel_size": ranks,
+    }
 
 
 def _evenly(count: int, ranks: int) -> list[int]:
