@@ -56,12 +56,13 @@ def why(run: Path, name: str) -> Iterator[tuple[str, str]]:
     if found is None:
         raise RecordError(f"{path} has no attempt {row.made_by}", path=path)
     yield "trajectory", f"rollouts/{row.file}"
+    texts = _open_texts(run)
     with safe_files.convert_read_errors(path):
         yield from _describe_trajectory(found)
-        texts = _open_texts(run)
         if token:
             yield from _describe_token(found, *place, path, texts)
-        elif texts is not None:
+    if texts is not None and not token:
+        with safe_files.convert_read_errors(run):
             yield from _show_conversation(found, texts)
 
 
@@ -139,7 +140,8 @@ def _show_conversation(trajectory: Trajectory, texts: TokenTexts) -> Iterator[tu
     for number, segment in enumerate(trajectory.segments):
         turn = 0
         for kind, tokens in split_conversation(segment):
-            at = f"segment {number}" if kind == "prompt" else f"segment {number}, turn {turn}"
+            inside = kind != "prompt" and turn < len(segment.turns)
+            at = f"segment {number}, turn {turn}" if inside else f"segment {number}"
             yield f"{at}: {kind}", texts.decode(tokens.tolist())
             turn += kind == "response"
 

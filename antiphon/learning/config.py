@@ -193,10 +193,12 @@ class LearnerConfig(Config):
 class CriticConfig(Config):
     """Critics: models that learn the value of a state.
 
-    Each runs in a process of its own with the settings of `learner`. Its kind is torch where that of the learner is of your
-    own, or cannot divide a model as the critics' mesh says.
+    Each runs in a process of its own with the settings of `learner`.
     """
 
+    kind: Literal["auto", "torch"] = "auto"
+    """`torch`, or `auto`: that of the learner, and `torch` where the learner is of your own, or cannot divide a model as the
+    critics' mesh says. Name `torch` for a critic of an architecture that Megatron-Core lacks."""
     path: str = ""
     """Initial model of the critics: a directory or Hugging Face id; empty means the policy's initial model."""
     count: Annotated[int, unit("models")] = Field(1, gt=0)

@@ -9,7 +9,7 @@ Of a judge's engines only rare events are recorded, with the judge's name as `po
 
 import itertools
 import json
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -118,11 +118,12 @@ class Span(NamedTuple):
     track: str  # where it happened: learner, attempts, an engine or a role
     since: float  # on the run's clock, in seconds
     until: float
-    key: str  # unique in a life of a run, but for roles
+    key: str  # of an attempt, unique in a life of a run; a request is placed again if its engine dies
     parent: str  # key of the attempt of a request; empty for all else, such as the requests of an evaluation
     fields: Mapping[str, Any]  # of its events
 
 
+ATTEMPTS = "attempts"  # the track of attempts
 SPANNING = frozenset({"take", "publish", "place", "served", "role", "attempt"})  # events that begin or end a span
 
 
@@ -131,33 +132,54 @@ class SpanBuilder:
 
     def __init__(self) -> None:
         self._began: dict[str, tuple[float, Mapping[str, Any]]] = {}
+        self._requests = defaultdict[str, set[str]](set)  # of each attempt, those that are placed
 
     def add(self, t: float, event: str, fields: Mapping[str, Any]) -> Span | None:
         """Return the span that an event ends, if it ends one."""
         match event:
-            case "take" | "place":
-                self._began[fields.get("request", "step")] = t, fields
+            case "take":
+                self._began["step"] = t, fields
+            case "place":
+                self._began[fields["request"]] = t, fields
+                self._requests[_attempt_of(fields)].add(fields["request"])
             case "publish":
                 since, began = self._began.pop("step", (t, {}))
                 name = f"step {fields['version']}"
                 return Span(name, "learner", since, t, name, "", began)
             case "served":
-                request = fields["request"]
-                since, _ = self._began.pop(request, (t, {}))
-                attempt = f"attempt {request.partition('/')[0]}"
-                parent = attempt if attempt in self._began else ""
-                return Span(request, f"engine {fields['engine']}", since, t, request, parent, fields)
+                return self._end_request(t, fields)
             case "role":
                 role, method = f"role {fields['role']}", fields["method"]
                 return Span(method, role, t - fields["seconds"], t, role, "", fields)
+            case "attempt" if fields["status"] == "running":
+                self._began[f"attempt {fields['attempt']}"] = t, fields
             case "attempt":
-                key = f"attempt {fields['attempt']}"
-                if fields["status"] == "running":
-                    self._began[key] = t, fields
-                elif key in self._began:
-                    since, _ = self._began.pop(key)
-                    return Span(fields["attempt"], "attempts", since, t, key, "", fields)
+                return self._end_attempt(t, fields)
         return None
+
+    def _end_request(self, t: float, fields: Mapping[str, Any]) -> Span:
+        request, attempt = fields["request"], _attempt_of(fields)
+        since, _ = self._began.pop(request, (t, {}))
+        self._requests[attempt].discard(request)
+        if not self._requests[attempt]:
+            del self._requests[attempt]
+        parent = f"attempt {attempt}" if f"attempt {attempt}" in self._began else ""
+        return Span(request, f"engine {fields['engine']}", since, t, request, parent, fields)
+
+    def _end_attempt(self, t: float, fields: Mapping[str, Any]) -> Span | None:
+        name, key = fields["attempt"], f"attempt {fields['attempt']}"
+        if key not in self._began:  # it has ended before, and is trained on now
+            return None
+        since, _ = self._began.pop(key)
+        for request in self._requests.pop(name, ()):  # cancelled ones are never served
+            self._began.pop(request, None)
+        return Span(name, ATTEMPTS, since, t, key, "", fields)
+
+
+def _attempt_of(fields: Mapping[str, Any]) -> str:
+    """Return the attempt of a request."""
+    attempt: str = fields["request"].partition("/")[0]
+    return attempt
 
 
 def to_trace(lines: Iterable[str]) -> dict[str, Any]:

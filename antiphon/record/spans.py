@@ -6,15 +6,16 @@ sent every few seconds by a thread of OpenTelemetry's SDK, which drops spans whe
 
 import hashlib
 import secrets
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from antiphon.core.optional_packages import import_optional
-from antiphon.record.events import RARE, Span, SpanBuilder
+from antiphon.record.events import ATTEMPTS, RARE, Span, SpanBuilder
 
 PACKAGE = "opentelemetry-exporter-otlp-proto-http"
-SEND_SECONDS = 5  # that one try to send may take, and so the end of a run whose collector is gone
+SEND_SECONDS = 5  # that one try to send may take, and what is left to send when a run ends
 PLAIN = (str, bool, int, float)  # types of OpenTelemetry's attributes
 
 
@@ -48,7 +49,7 @@ class SpanExporter:
         self._tracer: Any = self._provider.get_tracer("antiphon")
         self._began = time.time() - clock()
         self._salt = secrets.token_bytes(16)  # runs of one name have other ids
-        self._roles = 0
+        self._sent = 0
         self._spans = SpanBuilder()
 
     def __call__(self, t: float, event: str, fields: Mapping[str, Any]) -> None:
@@ -59,22 +60,22 @@ class SpanExporter:
             self._send(Span(event, "events", t, t, f"{event} {t}", "", fields))
 
     def close(self) -> None:
-        """Send what is left."""
-        self._provider.shutdown()
+        """Send what is left, for `SEND_SECONDS` at most."""
+        ending = threading.Thread(target=self._provider.shutdown, name="spans", daemon=True)
+        ending.start()
+        ending.join(SEND_SECONDS)
 
     def _send(self, span: Span) -> None:
-        key = span.key
-        if span.track.startswith("role"):
-            self._roles += 1
-            key = f"{key} {self._roles}"
+        self._sent += 1
+        key = span.key if span.track == ATTEMPTS else f"{span.key} {self._sent}"  # a request may be sent again
         root = span.parent or key
         self._ids.trace, self._ids.span = self._number(f"trace {root}", 16), self._number(key, 8)
-        context = None
+        parent = self._api.INVALID_SPAN  # and not what this process may be in
         if span.parent:
-            parent = self._api.SpanContext(
-                self._ids.trace, self._number(span.parent, 8), is_remote=False, trace_flags=self._api.TraceFlags(1)
-            )
-            context = self._api.set_span_in_context(self._api.NonRecordingSpan(parent))
+            ids = self._ids.trace, self._number(span.parent, 8)
+            about = self._api.SpanContext(*ids, is_remote=False, trace_flags=self._api.TraceFlags(1))
+            parent = self._api.NonRecordingSpan(about)
+        context = self._api.set_span_in_context(parent)
         attributes = {name: value for name, value in map(_attribute, span.fields.items()) if value is not None}
         made = self._tracer.start_span(
             span.name,

@@ -62,7 +62,7 @@ async def start_run(config: RunConfig, *, overwrite: bool = False, resume: bool 
         start = RunStart(config.record.directory, config.name, overwrite=overwrite, resume=resume)
         directory = stack.enter_context(start).directory  # unchanged if the start is refused
         record = await open_record(config, directory, stack, resume=resume)
-        config = choose_dtypes(config, record.view.message)
+        config = choose_dtypes(config, placement, record.view.message)
         shared = stack.enter_context(shared_directory(config.name, config.weights.directory))
         transfer = TransferContext.of(shared, config.weights, config.weights_dtype, config.weight_senders)
         stack.push_async_exit(cluster_stack.pop_all())  # workers end before the record that they write to

@@ -21,6 +21,7 @@ from antiphon.run.branch import prepare_branch
 from antiphon.run.build import start_run
 from antiphon.run.config import RunConfig
 from antiphon.run.config_checks.user_functions import check_import_paths
+from antiphon.run.dtypes import choose_dtypes
 from antiphon.run.launch.context import LaunchContext, open_cluster
 from antiphon.run.launch.graders import start_graders
 from antiphon.run.launch.model_directory import model_directory
@@ -156,6 +157,7 @@ async def open_rollouts(model: str, config: RunConfig) -> AsyncIterator[LocalRol
     check_import_paths(config, under="engine")
     async with AsyncExitStack() as stack:
         cluster, placement = await stack.enter_async_context(open_cluster(config, None))
+        config = choose_dtypes(config, placement, print)
         context = LaunchContext(cluster=cluster, config=config, placement=placement)
         directory = await model_directory(cluster, model, Path(), config.seed)
         graders = await stack.enter_async_context(start_graders(context))

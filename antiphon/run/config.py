@@ -239,11 +239,13 @@ class RunConfig(Config):
     def learner_of(self, role: str) -> LearnerConfig:
         """Return the learner settings of a role: the learner's own on the role's mesh.
 
-        Critics use torch where the learner's kind is the user's own, or cannot divide a model as their mesh says.
+        Critics use torch where that is named, or the learner's kind is the user's own or cannot divide a model as their mesh
+        says.
         """
         settings, own = self.learner, self.meshes.roles.get(role)
         settings = settings.with_mesh(own) if own else settings
-        if role == "critic" and (settings.kind not in OPTIONS or any(settings.problems())):
+        torch_named = self.critic is not None and self.critic.kind == "torch"
+        if role == "critic" and (torch_named or settings.kind not in OPTIONS or any(settings.problems())):
             settings = settings.model_copy(update={"kind": "torch", "options": {}})
         if role == "teacher":  # is not trained
             settings = settings.model_copy(update={"lora": None})

@@ -1,11 +1,13 @@
 """Dtypes of learner and engines: what `auto` stands for, and those that this machine's CPU multiplies slower than float32."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import zip_longest
 from typing import TypeVar
 
+from antiphon.cluster.base import Place
 from antiphon.cluster.devices import cpu_multiply_rate, gpus_have_bfloat16, is_cpu
+from antiphon.cluster.placement import Placement
 from antiphon.core.config import load
 from antiphon.engines.config import SERVER_KINDS, EngineConfig, EngineKind
 from antiphon.learning.config import LearnerConfig
@@ -21,7 +23,13 @@ Report = Callable[[str], None]
 
 
 def choose_dtype(
-    model: Model, key: str, report: Report, *, local: bool = True, rate: Rate = cpu_multiply_rate
+    model: Model,
+    key: str,
+    report: Report,
+    places: Sequence[Place] = (),
+    *,
+    local: bool = True,
+    rate: Rate = cpu_multiply_rate,
 ) -> Model:
     """Return the settings of a model with a dtype in the place of `auto`: the fastest of its device.
 
@@ -31,12 +39,13 @@ def choose_dtype(
         model: Settings of a learner or of an engine.
         key: Their key, for the message.
         report: Called with a message that says what was chosen, and why.
+        places: Devices that the model is given by `placement`, if any.
         local: All devices are of this machine. If not, bfloat16 is chosen for GPUs and float32 for CPUs.
         rate: Returns the operations a second of this CPU in products of a dtype.
     """
     if model.dtype != AUTO or (isinstance(model, EngineKind) and model.kind != "native"):
         return model
-    on_cpu = is_cpu(model.device)
+    on_cpu = _is_on_cpu(model.device, places)
     if not local:
         dtype, kind = ("float32", "CPUs") if on_cpu else ("bfloat16", "GPUs")
         reason = f"the {kind} of a cluster are not measured"
@@ -52,30 +61,34 @@ def choose_dtype(
 
 
 def choose_engine_dtypes(
-    config: EngineConfig, report: Report, *, local: bool = True, rate: Rate = cpu_multiply_rate
+    config: EngineConfig,
+    report: Report,
+    places: Sequence[Place] = (),
+    *,
+    local: bool = True,
+    rate: Rate = cpu_multiply_rate,
 ) -> EngineConfig:
     """Return the settings of a pool with dtypes in the places of `auto`; see `choose_dtype`."""
-    first = choose_dtype(config, "engine", report, local=local, rate=rate)
+    first = choose_dtype(config, "engine", report, places, local=local, rate=rate)
     also = [
-        choose_dtype(kind, f"engine.also.{number}", report, local=local, rate=rate)
+        choose_dtype(kind, f"engine.also.{number}", report, places, local=local, rate=rate)
         for number, kind in enumerate(config.also)
     ]
     return first.model_copy(update={"also": tuple(also)})
 
 
-def choose_dtypes(config: RunConfig, report: Report, rate: Rate = cpu_multiply_rate) -> RunConfig:
+def choose_dtypes(config: RunConfig, placement: Placement, report: Report, rate: Rate = cpu_multiply_rate) -> RunConfig:
     """Return `config` with dtypes in the places of `auto`; see `choose_dtype`. Report dtypes that are slow here."""
     rate, local = cache(rate), config.cluster.kind == "local"  # measured once
-    report_slow_dtypes(config, report, rate)
-    learner = choose_dtype(config.learner, "learner", report, local=local, rate=rate)
-    engine = choose_engine_dtypes(config.engine, report, local=local, rate=rate)
+    report_slow_dtypes(config, placement, report, rate)
+    learner = choose_dtype(config.learner, "learner", report, placement.known_places("learner"), local=local, rate=rate)
+    engine = choose_engine_dtypes(config.engine, report, placement.known_places("engine"), local=local, rate=rate)
     return config.model_copy(update={"learner": learner, "engine": engine})
 
 
 def keep_dtypes(config: RunConfig) -> RunConfig:
     """Return the `config` of a run to resume, with the dtypes that the run began with in the places of `auto`."""
     before = load(RunDirectory.resume(config.record.directory, config.name).config, model=RunConfig)
-
     also = [
         _with_dtype_of(kind, old)
         for kind, old in zip_longest(config.engine.also, before.engine.also)
@@ -86,12 +99,12 @@ def keep_dtypes(config: RunConfig) -> RunConfig:
 
 
 def _with_dtype_of(model: Model, before: LearnerConfig | EngineKind | None) -> Model:
-    if model.dtype != AUTO or before is None:
+    if model.dtype != AUTO or before is None or before.kind != model.kind:
         return model
     return model.model_copy(update={"dtype": before.dtype})
 
 
-def report_slow_dtypes(config: RunConfig, report: Report, rate: Rate = cpu_multiply_rate) -> None:
+def report_slow_dtypes(config: RunConfig, placement: Placement, report: Report, rate: Rate = cpu_multiply_rate) -> None:
     """Report each dtype of a learner or engine on this CPU with which the run is slower than with float32.
 
     A CPU without instructions for bfloat16 or float16 converts the numbers of a matrix product one by one. The rates are
@@ -100,6 +113,7 @@ def report_slow_dtypes(config: RunConfig, report: Report, rate: Rate = cpu_multi
 
     Args:
         config: The run's configuration.
+        placement: Devices of its roles.
         report: Called with each message.
         rate: Returns the operations a second of this CPU in products of a dtype.
     """
@@ -107,8 +121,14 @@ def report_slow_dtypes(config: RunConfig, report: Report, rate: Rate = cpu_multi
         return
     models: list[tuple[str, LearnerConfig | EngineKind]] = [("learner", config.learner), *iterate_engines(config)]
     for key, model in models:
-        if model.dtype not in ("bfloat16", "float16") or model.kind in SERVER_KINDS or not is_cpu(model.device):
+        places = placement.known_places(key.partition(".")[0])
+        if model.dtype not in ("bfloat16", "float16") or model.kind in SERVER_KINDS:
             continue
-        ratio = rate("float32") / rate(model.dtype)
-        if ratio > NOTICEABLE:
+        if _is_on_cpu(model.device, places) and (ratio := rate("float32") / rate(model.dtype)) > NOTICEABLE:
             report(f"{key}.dtype: on this CPU {model.dtype} is {ratio:.1f} times slower than float32")
+
+
+def _is_on_cpu(device: str, places: Sequence[Place]) -> bool:
+    if device == AUTO and places:
+        return not any(place.gpus for place in places)
+    return is_cpu(device)

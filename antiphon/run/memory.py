@@ -73,8 +73,9 @@ def _memory_of_critics_and_teachers(parameters: int, config: RunConfig) -> dict[
     found, critic = {}, config.critic
     if critic is not None:
         own = (count_parameters(critic.path) if critic.path else None) or parameters
-        size = TRAINED_BYTES * config.learner_of("critic").mesh.replicate
-        found["critics"] = (1 if config.learner.lora else 4) * own * size * critic.count
+        weights, gradients = config.learner_of("critic").copies
+        trained = 0 if config.learner.lora else gradients + 2 * config.learner_of("critic").mesh.replicate
+        found["critics"] = (weights + trained) * own * TRAINED_BYTES * critic.count
     if config.teachers:
         weights = TRAINED_BYTES * config.learner_of("teacher").copies[0]
         found["teachers"] = sum((count_parameters(each.path) or parameters) * weights for each in config.teachers)

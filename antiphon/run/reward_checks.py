@@ -9,6 +9,7 @@ from antiphon.core.types import Prompt
 from antiphon.rollout.environment_call import EnvironmentCallError, call_environment, unparsed
 from antiphon.rollout.episode_loop import EnvironmentFactory
 from antiphon.run.config import RunConfig
+from antiphon.run.dtypes import choose_dtypes
 from antiphon.run.launch.context import LaunchContext, open_cluster
 from antiphon.run.launch.environments import make_environments
 from antiphon.run.launch.graders import start_graders
@@ -75,7 +76,8 @@ def check_rewards(config: RunConfig, prompts: int) -> list[CheckResult]:
     async def run() -> list[CheckResult]:
         tasks = load_tasks(config)
         async with open_cluster(config, None) as (cluster, placement):
-            context = LaunchContext(cluster=cluster, config=config, placement=placement)
+            chosen = choose_dtypes(config, placement, lambda message: None)
+            context = LaunchContext(cluster=cluster, config=chosen, placement=placement)
             environments = make_environments(context)
             tried = [
                 await check_environment(name, prompt, make, config.rollout.environment_timeout)

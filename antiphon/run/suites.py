@@ -74,8 +74,8 @@ async def _measure(model: str, config: RunConfig, asked: dict[str, Any]) -> dict
 
     async with AsyncExitStack() as stack:
         cluster, placement = await stack.enter_async_context(open_cluster(config, None))
+        config = choose_dtypes(config, placement, print)
         context = LaunchContext(cluster=cluster, config=config, placement=placement)
-        config = choose_dtypes(config, context.report)
         directory = await model_directory(cluster, model, Path(), config.seed)
         assign = device_assigner(cluster, config, "engine")
         starter = EngineStarter(cluster, "engine", directory, config.engine, assign_devices=assign)

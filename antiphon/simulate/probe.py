@@ -86,7 +86,7 @@ def measure(config: RunConfig, seconds: float) -> Speeds:
 
     The speeds are also written to `speeds.yaml` in the probe's run directory.
     """
-    record = config.record.model_copy(update={"events": True, "trackers": TrackersConfig()})
+    record = config.record.model_copy(update={"events": True, "trackers": TrackersConfig(), "spans": ""})
     evaluation = config.evaluation.model_copy(update={"every": 0, "minimum_accuracy": 0.0})
     plain: dict[str, Any] = {"placement": PlacementConfig(), "name": f"{config.name}{PROBE}"}
     plain["checkpoint"] = config.checkpoint.model_copy(update={"every": 0})

@@ -1,13 +1,15 @@
 """Spans as an OpenTelemetry collector gets them: what it receives is read by OpenTelemetry's own protocol."""
 
+import socket
 import time
 
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
+from opentelemetry.sdk.trace import TracerProvider
 
 from antiphon.record.config import RecordConfig
-from antiphon.record.events import Events
-from antiphon.record.spans import SpanExporter
+from antiphon.record.events import Events, SpanBuilder
+from antiphon.record.spans import SEND_SECONDS, SpanExporter
 from tests.span_collector import attributes
 
 EVENTS = [
@@ -85,13 +87,48 @@ def test_events_are_exported_as_they_happen():
     assert found == [(3.0, "load", {"engine": 1}), (3.0, "lost", {"pool": "judge-sums", "engine": 2})]
 
 
-def test_a_collector_that_is_gone_costs_a_run_nothing_but_spans(collector):
-    collector.server.shutdown()
-    collector.server.server_close()
+def test_a_collector_that_does_not_answer_ends_no_run_late():
+    """It accepts connections, and leaves them as they are. Other batches wait behind the first."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        exporter = SpanExporter(f"http://127.0.0.1:{silent.getsockname()[1]}/v1/traces", "sums", 0, lambda: 0.0)
+        for number in range(3_000):
+            exporter(float(number), "lost", {"engine": number})
+        began = time.monotonic()
+        exporter.close()
+        assert time.monotonic() - began < 3 * SEND_SECONDS  # of all batches one after another it would be more
+
+
+def test_requests_that_come_again_have_spans_of_their_own(collector):
+    """As those of evaluations do, and of an engine that died."""
     exporter = SpanExporter(collector.url, "sums", 0, lambda: 0.0)
-    exporter(1.0, "lost", {"engine": 0})
+    for t in (1.0, 2.0):
+        exporter(t, "place", {"request": "-1.0.0/0", "engine": 0, "prompt": 7})
+        exporter(t, "served", {"request": "-1.0.0/0", "engine": 0, "tokens": 1})
     exporter.close()
-    assert not collector.requests
+    first, second = collector.spans
+    assert first.span_id != second.span_id and first.trace_id != second.trace_id
+
+
+def test_spans_are_no_part_of_what_the_program_traces(collector):
+    outer = TracerProvider().get_tracer("a program that trains")
+    exporter = SpanExporter(collector.url, "sums", 0, lambda: 0.0)
+    with outer.start_as_current_span("outer") as span:
+        exporter(1.0, "lost", {"engine": 0})
+    exporter.close()
+    (sent,) = collector.spans
+    assert not sent.parent_span_id and int.from_bytes(sent.trace_id) != span.get_span_context().trace_id
+
+
+def test_what_never_ends_is_forgotten_with_its_attempt():
+    builder = SpanBuilder()
+    for number in range(100):
+        attempt = f"{number}.0.0"
+        builder.add(0.0, "attempt", {"attempt": attempt, "status": "running"})
+        builder.add(1.0, "place", {"request": f"{attempt}/0", "engine": 0, "prompt": 3})
+        builder.add(2.0, "served", {"request": f"{attempt}/0", "engine": 0})
+        builder.add(3.0, "place", {"request": f"{attempt}/1", "engine": 0, "prompt": 3})  # and is cancelled
+        assert builder.add(4.0, "attempt", {"attempt": attempt, "status": "stale"}).until == 4.0
+    assert not builder._began and not builder._requests
 
 
 @pytest.mark.parametrize("url", ["localhost:4318", "grpc://127.0.0.1:4317"])

@@ -430,6 +430,7 @@ def test_a_critic_is_torchs_on_meshes_of_no_other_kind(file):
     own = load(file, [*PPO, *zero, "meshes.critic={shard: 3}"], model=RunConfig).learner_of("critic")
     assert (own.kind, own.options, own.mesh.shard) == ("deepspeed", {"stage": 1}, 3)
     assert load(file, [*PPO, *zero], model=RunConfig).learner_of("critic") == config.learner
+    assert load(file, [*PPO, *zero, "critic.kind=torch"], model=RunConfig).learner_of("critic").kind == "torch"
 
 
 def test_a_critic_of_a_learner_of_ones_own_is_torchs(file):

@@ -1,6 +1,8 @@
 import pytest
 
+from antiphon.cluster.base import Place
 from antiphon.cluster.devices import cpu_multiply_rate
+from antiphon.cluster.placement import Placement
 from antiphon.core.config import dump
 from antiphon.run.config import RunConfig
 from antiphon.run.dtypes import choose_dtypes, keep_dtypes, report_slow_dtypes
@@ -18,7 +20,7 @@ def configure(**sections):
 
 def reports(rates, **sections):
     found = []
-    report_slow_dtypes(configure(**sections), found.append, rates.__getitem__)
+    report_slow_dtypes(configure(**sections), Placement(), found.append, rates.__getitem__)
     return found
 
 
@@ -50,9 +52,12 @@ def test_a_rate_is_one_that_a_cpu_can_have(dtype):
     assert 1e7 < cpu_multiply_rate(dtype) < 1e14
 
 
-def chosen(rates, **sections):
+NOWHERE = Placement()
+
+
+def chosen(rates, placement=NOWHERE, **sections):
     config, found = configure(**sections), []
-    config = choose_dtypes(config, found.append, rates.__getitem__)
+    config = choose_dtypes(config, placement, found.append, rates.__getitem__)
     return [config.learner.dtype, *(kind.dtype for kind in config.engine.engine_kinds)], found
 
 
@@ -81,7 +86,7 @@ def test_a_rate_is_measured_once():
         asked.append(dtype)
         return NEW[dtype]
 
-    choose_dtypes(configure(learner=AUTO, engine=AUTO | {"also": [AUTO]}), lambda message: None, rate)
+    choose_dtypes(configure(learner=AUTO, engine=AUTO | {"also": [AUTO]}), Placement(), lambda message: None, rate)
     assert sorted(asked) == ["bfloat16", "float32"]
 
 
@@ -92,6 +97,20 @@ def test_a_cluster_is_not_measured(device, dtype):
     assert dtypes == [dtype, dtype]
 
 
+def test_placement_says_what_a_model_runs_on():
+    """A learner on cores of a machine that has GPUs, and engines on GPUs of which this process sees none."""
+    anywhere = {"device": "auto", "dtype": "auto"}
+    placement = Placement(places={"learner": [Place(node="a", cores=(0,))], "engine": [Place(node="a", gpus=("0",))]})
+    dtypes, reports = chosen(NEW, placement, learner=anywhere, engine=anywhere)
+    assert dtypes[0] == "bfloat16" and "on this CPU" in reports[0]
+    assert "GPU" in reports[1]
+    assert chosen(OLD, placement, learner=anywhere)[0][0] == "float32"
+    slow = configure(learner={"device": "auto", "dtype": "bfloat16"}, engine={"device": "auto", "dtype": "bfloat16"})
+    found = []
+    report_slow_dtypes(slow, placement, found.append, OLD.__getitem__)
+    assert found == ["learner.dtype: on this CPU bfloat16 is 50.0 times slower than float32"]
+
+
 def test_auto_of_vllm_is_vllms():
     assert chosen({}, engine=AUTO | {"kind": "vllm"}) == (["float32", "auto"], [])
 
@@ -99,7 +118,8 @@ def test_auto_of_vllm_is_vllms():
 def test_a_resumed_run_keeps_the_dtypes_that_it_began_with(tmp_path):
     record = {"directory": str(tmp_path)}
     engine = AUTO | {"also": [AUTO]}
-    began = choose_dtypes(configure(learner=AUTO, engine=engine, record=record), lambda message: None, NEW.__getitem__)
+    config = configure(learner=AUTO, engine=engine, record=record)
+    began = choose_dtypes(config, Placement(), lambda message: None, NEW.__getitem__)
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "config.yaml").write_text(dump(began))
     resumed = keep_dtypes(configure(learner=AUTO, engine=AUTO | {"also": [AUTO, AUTO]}, record=record))
@@ -107,5 +127,7 @@ def test_a_resumed_run_keeps_the_dtypes_that_it_began_with(tmp_path):
         *["bfloat16"] * 3,
         "auto",  # an engine that the run did not have
     ]
+    other = configure(engine=AUTO | {"also": [AUTO | {"kind": "vllm"}]}, record=record)
+    assert keep_dtypes(other).engine.also[0].dtype == "auto", "of another kind of engine"
     named = configure(learner={"device": "cpu", "dtype": "float32"}, record=record)
     assert keep_dtypes(named).learner.dtype == "float32"
