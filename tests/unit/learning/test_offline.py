@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.algorithms.distillation_losses import DIVERGENCES
 from antiphon.algorithms.offline_config import DistillationConfig, PreferenceConfig
+from antiphon.core.registry import import_path
 from antiphon.core.types import PAIR, REFERENCE_LOGPROBS, TrainBatch
 from antiphon.learning.config import LearnerConfig, LoraConfig, OptimizerConfig
 from antiphon.learning.data_samples import (
@@ -311,17 +312,23 @@ def test_half_precision_and_checkpointing_come_near_it(model_directories):
 
 def test_a_teacher_gets_no_adapters():
     """It is not trained, and may have none of the layers that the student's adapters are for."""
-    spawned = {}
+    spawned, kinds = {}, {}
+
+    def spawn(name, kind, path, settings, *more, place):
+        spawned[name], kinds[name] = settings, kind
+
     run = SimpleNamespace(
         config=SimpleNamespace(learner=LearnerConfig(lora=LoraConfig(rank=2, targets=("mine",))), seed=0),
-        cluster=SimpleNamespace(
-            spawn=lambda name, kind, path, settings, *more, place: spawned.update({name: settings})
-        ),
+        cluster=SimpleNamespace(spawn=spawn),
         placement=SimpleNamespace(place=lambda name, rank: None),
         workers=[],
     )
-    for name in ("learner", "teacher"):
-        asyncio.run(Offline.spawn(run, name, "module:Kind", Path("model")))
+    for name, objective in (("learner", "DistillationLearner"), ("teacher", "Teacher")):
+        asyncio.run(Offline.spawn(run, name, objective, Path("model")))
+    assert {name: import_path(kind, "learner", "") for name, kind in kinds.items()} == {
+        "learner": DistillationLearner,
+        "teacher": Teacher,
+    }
     assert spawned["teacher"] == spawned["learner"].model_copy(update={"lora": None}) != spawned["learner"]
 
 
