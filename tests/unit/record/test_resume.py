@@ -134,11 +134,11 @@ def test_a_torn_line_of_events_spoils_no_trace(run):
     taken = {"event": "take", "groups": [1]}
     damaged = '{"t": 0.5, "ev{"t": 0.6, "event": "load"}\n'  # of a run of an older version
     run.events.write_text(json.dumps({"t": 0.0, **taken}) + "\n" + damaged + '{"t": 1.0, "event": "ta')
-    config = SimpleNamespace(record=SimpleNamespace(events=True))
+    config = SimpleNamespace(record=SimpleNamespace(events=True, spans=""))
 
     async def main():
         async with AsyncExitStack() as stack:
-            _open_events(config, run, stack).add("publish", version=1)
+            _open_events(config, run, 0, stack).add("publish", version=1)
 
     asyncio.run(main())
     lines = run.events.read_text().splitlines()
