@@ -56,6 +56,8 @@ RIGHT = [
     ("not applicable", "The answer is not applicable."),
     ("Spider-Man", "The answer is Spiderman"),
     ("Zürich", "The answer is ZÜRICH"),
+    ("Gauß", "The answer is GAUSS"),
+    ("Ту-154", "The answer is Ту154"),
 ]
 
 
@@ -98,6 +100,10 @@ def test_guesses_lower_f1():
     assert value("New York", "The answer is New York", f1=True) == 1
     assert value("New York", "The answer is New York or Rome or Paris", f1=True) == pytest.approx(2 * 2 / (6 + 2))
     assert value("New York", "The answer is New New New New", f1=True) == pytest.approx(2 / 6)
+
+
+def test_a_statement_of_a_thousand_words_is_no_answer():
+    assert value("Paris", "The answer is " + "Paris " * 1_000, f1=True) == 0
 
 
 def test_an_answer_without_a_marker_is_read_if_asked():
