@@ -124,6 +124,8 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt reasoning-gym || \
 	    echo "reasoning-gym was not installed: its pycosat is compiled, by a C compiler and with Python's headers; its tests are skipped"
+	@# Libraries of environments that pin other versions of what they need, and work with these.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps gem-llm openenv-core openreward
 	@touch $@ $(VENV)/.installed
 
 envs/vllm/.installed:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 FLAGS = "--dtype float32 --enforce-eager --block-size 32 --no-enable-chunked-prefill --logprobs-mode processed_logprobs"
@@ -23,6 +24,22 @@ def vllm(python: str, model: Path, log: Path, *flags: str) -> "InferenceServer":
 def sglang(model: Path, log: Path, *flags: str) -> "InferenceServer":
     """What stands in for SGLang's, on this machine's CPU."""
     return InferenceServer([sys.executable, str(Path(__file__).with_name("sglang_server.py")), str(model), *flags], log)
+
+
+@contextmanager
+def served(app):
+    """Serve an ASGI application in a thread; yields its address."""
+    import uvicorn
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 class InferenceServer:

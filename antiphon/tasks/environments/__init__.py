@@ -19,6 +19,7 @@ ENVIRONMENTS = Registry(
         "guess_number": "antiphon.tasks.environments.guess_number:GuessNumber",
         "gymnasium": "antiphon.tasks.environments.adapters.gymnasium:Gymnasium",
         "openenv": "antiphon.tasks.environments.adapters.openenv:OpenEnv",
+        "openreward": "antiphon.tasks.environments.adapters.openreward:OpenReward",
         "reasoning_gym": "antiphon.tasks.environments.adapters.reasoning_gym:ReasoningGym",
         "textarena": "antiphon.tasks.environments.adapters.textarena:TextArena",
         "textworld": "antiphon.tasks.environments.adapters.textworld:TextWorld",

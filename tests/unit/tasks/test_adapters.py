@@ -3,7 +3,6 @@
 import asyncio
 import random
 import re
-import socket
 import sys
 import threading
 import types
@@ -26,6 +25,7 @@ from antiphon.tasks.environments.adapters.textarena import TextArena
 from antiphon.tasks.environments.base import OptionError
 from antiphon.tasks.environments.frozen_lake import FrozenLake
 from tests.raising import raises_with
+from tests.servers import served
 from tests.unit.tasks.worlds import at_random, expert, follow, play, success_rate
 
 # The libraries' own: what they say at import and of old versions.
@@ -343,9 +343,8 @@ def test_options_that_textarena_has_not(options, key, value):
 @contextmanager
 def openenv_server():
     """A server of OpenEnv's own, whose environment adds numbers up to 10."""
-    pytest.importorskip("openenv", reason="openenv-core needs other versions than constraints.txt")
-    pytest.importorskip("websockets")
-    import uvicorn
+    pytest.importorskip("openenv", reason="openenv-core pins other versions than constraints.txt")
+    from fastapi import FastAPI
     from openenv.core.env_server.http_server import HTTPEnvServer
     from openenv.core.env_server.interfaces import Environment
     from openenv.core.env_server.types import Action, Observation, State
@@ -371,20 +370,10 @@ def openenv_server():
         def state(self):
             return State()
 
-    from fastapi import FastAPI
-
     app = FastAPI()
     HTTPEnvServer(Adding, Add, Total, max_concurrent_envs=8).register_routes(app)
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
-        finally:
-            server.should_exit = True
-            thread.join()
+    with served(app) as url:
+        yield f"{url}/"
 
 
 def test_openenv():

@@ -13,7 +13,7 @@ from antiphon.tasks.environments.adapters.base import Adapter, AdapterConfig
 from antiphon.tasks.environments.adapters.global_random import SEEDS
 from antiphon.tasks.environments.base import OptionError, require
 
-_URL = re.compile(r"(?:http|ws)(s?)://(.+?)/*")
+_URL = re.compile(r"(?:http|ws)(s?)://(.+?)/*\Z")
 
 
 class OpenEnv(Adapter):

@@ -20,7 +20,7 @@ from antiphon.tasks.base import Reset, Step
 from antiphon.tasks.environments.actions import extract_answer
 from antiphon.tasks.environments.base import BaseEnvironment, EnvironmentConfig
 from antiphon.tasks.environments.tools.mcp import get_server
-from antiphon.tasks.environments.tools.toolbox import Tool, Toolbox, ToolError, render_result, render_tool_responses
+from antiphon.tasks.environments.tools.toolbox import Tool, Toolbox, render_tool_responses
 from antiphon.tasks.tool_calls import TOOL_FORMATS, strip_thinking
 
 TOOLS = Registry(
@@ -99,7 +99,10 @@ class ToolUse(BaseEnvironment):
             return self._end_turn(" ".join(problems), -self.config.format_penalty, valid=False, effective=False)
         if not calls:
             return self._end_episode(content)
-        results = [await self._call(call) for call in calls]
+        results = []
+        for call in calls:
+            self._calls.append(call)
+            results.append(await self._toolbox.answer(call, self.config.output))
         self._last_results = [text for text, _ in results]
         succeeded = [success for _, success in results]
         observation = render_tool_responses(self._last_results)
@@ -121,18 +124,6 @@ class ToolUse(BaseEnvironment):
         self._check_running()
         following = next((call for call in self._plan if call not in self._calls), None)
         return self._toolbox.format.render("", [following]) if following else f"<answer>{self._answer}</answer>"
-
-    async def _call(self, call: ToolCall) -> tuple[str, bool]:
-        """Call a tool; return its result as the policy reads it, and True if the call succeeded."""
-        self._calls.append(call)
-        try:
-            result = self._toolbox.call(call)
-            text, success = render_result(await result if inspect.isawaitable(result) else result), True
-        except ToolError as error:
-            text, success = f"error: {error}", False
-        most = self.config.output
-        more = len(text) - most
-        return (f"{text[:most]}\n[{more} characters more]" if more > 0 else text), success
 
     def _end_turn(self, observation: str, reward: float, *, valid: bool, effective: bool) -> Step:
         over = not self._turns_left

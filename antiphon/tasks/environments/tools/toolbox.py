@@ -89,6 +89,16 @@ class Toolbox:
         tool.check(call.arguments)
         return tool.call(**call.arguments)
 
+    async def answer(self, call: ToolCall, most: int) -> tuple[str, bool]:
+        """Call a tool; return its result as the policy reads it, `most` characters of it, and True if the call succeeded."""
+        try:
+            result = self.call(call)
+            text, success = render_result(await result if inspect.isawaitable(result) else result), True
+        except ToolError as error:
+            text, success = f"error: {error}", False
+        more = len(text) - most
+        return (f"{text[:most]}\n[{more} characters more]" if more > 0 else text), success
+
 
 def render_result(result: Any) -> str:
     """Return a tool's result as the policy reads it: text as it is, everything else as JSON."""
