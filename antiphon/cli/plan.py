@@ -84,6 +84,8 @@ def plan(
     """Predict step time, idle time, staleness and memory of a run, and how to split devices."""
     with exit_on_error():
         run = load_run(config, overrides)
+        from antiphon.cluster.placement import Placement
+        from antiphon.run.dtypes import choose_dtypes, choose_dtypes_of_gpus
         from antiphon.simulate.devices import find_device, resolve_on_devices
         from antiphon.simulate.model_facts import read_model_facts
         from antiphon.simulate.planner import predict
@@ -94,6 +96,7 @@ def plan(
             raise ConfigError("give one of --probe, --speeds and --device")
         _check_plannable(run)
         gpu = find_device(device) if device else None
+        run = choose_dtypes_of_gpus(run, print) if gpu else choose_dtypes(run, Placement(), print)
         lent = len(resolve_on_devices(run, device).time_shared.get("engine", ())) if device else 0
         model = read_model_facts(run)
         if speeds:

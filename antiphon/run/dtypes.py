@@ -80,8 +80,20 @@ def choose_engine_dtypes(
 
 def choose_dtypes(config: RunConfig, placement: Placement, report: Report, rate: Rate = cpu_multiply_rate) -> RunConfig:
     """Return `config` with dtypes in the places of `auto`; see `choose_dtype`. Report dtypes that are slow here."""
-    rate, local = cache(rate), config.cluster.kind == "local"  # measured once
+    rate = cache(rate)  # measured once
     report_slow_dtypes(config, placement, report, rate)
+    return _choose(config, placement, report, rate, local=config.cluster.kind == "local")
+
+
+def choose_dtypes_of_gpus(config: RunConfig, report: Report) -> RunConfig:
+    """Return `config` with the dtypes that `auto` is on GPUs that are not here."""
+    gpu = (Place(gpus=("0",)),)
+    return _choose(config, Placement(places={"learner": gpu, "engine": gpu}), report, local=False)
+
+
+def _choose(
+    config: RunConfig, placement: Placement, report: Report, rate: Rate = cpu_multiply_rate, *, local: bool
+) -> RunConfig:
     learner = choose_dtype(config.learner, "learner", report, placement.known_places("learner"), local=local, rate=rate)
     engine = choose_engine_dtypes(config.engine, report, placement.known_places("engine"), local=local, rate=rate)
     return config.model_copy(update={"learner": learner, "engine": engine})

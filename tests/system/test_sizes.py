@@ -249,8 +249,10 @@ def test_model_without_weights_can_be_planned_not_trained(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(small))
     (tmp_path / "tokenizer.json").write_text((CLUSTERS / "qwen2.5-7b" / "tokenizer.json").read_text())
     changes = (f"model.path={tmp_path}", "rollout.groups_per_step=2", "learner.tokens_per_pack=8388608")
+    changes = (*changes, "learner.dtype=auto")
     plan = antiphon("plan", path, *changes, "--device", "h100")
     assert plan.returncode == 0, plan.stderr
+    assert "learner.dtype: auto is bfloat16" in plan.stdout
     assert "seconds a step" in plan.stdout and "memory of each h100" in plan.stdout
     assert re.search(r"does not fit: each learner rank: needs [\d,]+ GiB, and there are 75", plan.stdout)
     train = antiphon("train", path, f"model.path={tmp_path}", cwd=tmp_path)

@@ -6,7 +6,7 @@ from antiphon.cluster.devices import cpu_multiply_rate
 from antiphon.cluster.placement import Placement
 from antiphon.core.config import dump
 from antiphon.run.config import RunConfig
-from antiphon.run.dtypes import choose_dtypes, correct_mismatch, keep_dtypes, report_slow_dtypes
+from antiphon.run.dtypes import choose_dtypes, choose_dtypes_of_gpus, correct_mismatch, keep_dtypes, report_slow_dtypes
 
 OLD = {"float32": 75e9, "bfloat16": 1.5e9, "float16": 70e9}  # a CPU that has no instructions for bfloat16
 NEW = {"float32": 105e9, "bfloat16": 450e9, "float16": 400e9}
@@ -110,6 +110,13 @@ def test_placement_says_what_a_model_runs_on():
     found = []
     report_slow_dtypes(slow, placement, found.append, OLD.__getitem__)
     assert found == ["learner.dtype: on this CPU bfloat16 is 50.0 times slower than float32"]
+
+
+def test_gpus_that_are_not_here_have_bfloat16():
+    anywhere = {"device": "auto", "dtype": "auto"}
+    planned = choose_dtypes_of_gpus(configure(learner=anywhere, engine=anywhere), lambda message: None)
+    assert (planned.learner.dtype, planned.engine.dtype) == ("bfloat16", "bfloat16")
+    assert choose_dtypes_of_gpus(configure(learner=AUTO), lambda message: None).learner.dtype == "float32", "on a CPU"
 
 
 def test_auto_of_vllm_is_vllms():
