@@ -1,6 +1,9 @@
-"""Graders on several nodes, and reward models that read in batches.
+"""Roles on several nodes, of which one is lost, and reward models that read in batches.
 
     python benchmarks/roles.py
+
+A run whose graders, judge, reward model, environments and engines are on three other nodes of a Ray than the controller; one of
+them is killed while it trains. `nodes` and `violations` of its audit are properties of the test that checks the run.
 
 Graders: a reward that waits 50 ms, in workers of a cluster whose nodes are this machine. What is compared is the rate of
 gradings with 2 and 4 nodes to that with 1, per node; graders that compute would share this machine's cores instead.
@@ -16,13 +19,16 @@ import asyncio
 import os
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from xml.etree import ElementTree
 
 import torch
-from _common import TINY_QWEN3, table, write_result
+from _common import ROOT, TINY_QWEN3, table, write_result
 from transformers import Qwen3Config, Qwen3ForSequenceClassification
 
 from antiphon.cluster.base import Node
@@ -39,6 +45,7 @@ from antiphon.tasks.base import Transcript
 
 MEASURES = (
     "antiphon.tasks.grading",
+    "antiphon.cluster",
     "antiphon.learning.classifier",
     "antiphon.core.worker_set",
     "antiphon.core.rpc",
@@ -133,6 +140,17 @@ def grader_rates() -> dict[int, float]:
     return found
 
 
+def lose_a_node() -> dict[str, float]:
+    """Run the test of a lost node; return its properties."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.xml")
+        test = "tests/chaos/test_nodes.py::test_other_nodes_run_every_role_and_one_is_lost"
+        options = ["-q", "--long", "-p", "no:randomly", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        subprocess.run([sys.executable, "-m", "pytest", *options, test], cwd=ROOT, check=True)
+        found = ElementTree.parse(report).iter("property")
+        return {each.attrib["name"]: float(each.attrib["value"]) for each in found}
+
+
 def save_classifier(shape: Mapping[str, int], folder: Path) -> str:
     """Save a classifier of random weights with a tokenizer of characters."""
     tokenizer = make_tokenizer("0123456789 ")
@@ -171,7 +189,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    figures: dict[str, float] = {}
+    figures = lose_a_node()
     rounds = [grader_rates() for _ in range(ROUNDS)]
     for nodes in NODES[1:]:
         figures[f"grader_efficiency_{nodes}"] = statistics.median(each[nodes] / each[1] for each in rounds)

@@ -208,8 +208,11 @@ ROLES = """
 
 
 @pytest.mark.long
-def test_other_nodes_run_every_role_and_one_is_lost(project, nodes, classifier):
-    """Graders, judge, reward model, environments and engines are none of them on the controller's node."""
+def test_other_nodes_run_every_role_and_one_is_lost(project, nodes, classifier, record_property):
+    """Graders, judge, reward model, environments and engines are none of them on the controller's node.
+
+    `benchmarks/roles.py` reads the properties.
+    """
     nodes.start(3)
     (project.folder / "roles.py").write_text(textwrap.dedent(ROLES))
     source = {"source": "mytask:problems"}
@@ -249,6 +252,8 @@ def test_other_nodes_run_every_role_and_one_is_lost(project, nodes, classifier):
         wait_for_line(process, "step ")
     finish(project, process)
     run = project.folder / "runs" / "run"
+    record_property("nodes", 1 + len({number for numbers in there.values() for number in numbers}))
+    record_property("violations", len(audit(run).violations))
     verdicts = {}
     with RunReader.open(run) as reader:
         rows = list(reader.iterate_attempts("trained"))
