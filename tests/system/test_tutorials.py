@@ -5,8 +5,10 @@ import re
 
 import pytest
 
+from antiphon.core.config import load
 from antiphon.inspect.options import list_options
 from antiphon.run.config import RunConfig
+from antiphon.simulate.devices import resolve_on_devices
 from tests.pages import TUTORIALS, read_script, run_page
 
 TINY = "sft.steps=2 sft.batch_size=8 steps=2 rollout.groups_per_step=2 rollout.group_size=4 evaluation.limit=4"
@@ -40,6 +42,14 @@ def test_cluster(tmp_path):
     out = run_page("cluster.md", tmp_path, TINY)
     assert summary_of(tmp_path / "growing" / "runs" / "ray")["steps"] == 2
     assert "h100" in out.lower()
+
+
+def test_the_keys_of_a_real_cluster_fit_its_devices(tmp_path):
+    (block,) = re.findall(r"```yaml\n(.*?)```", (TUTORIALS / "cluster.md").read_text(), re.DOTALL)
+    base = TUTORIALS.parents[1] / "recipes" / "starter" / "run.yaml"
+    (tmp_path / "run.yaml").write_text(f"base: {base}\n{block}")
+    places = resolve_on_devices(load(tmp_path / "run.yaml", model=RunConfig), "h100").places
+    assert {role: len(found) for role, found in places.items()} == {"learner": 4, "engine": 12}
 
 
 def test_from_verl(tmp_path):
