@@ -26,6 +26,11 @@ class ClusterConfig(Config):
     debug: bool = False
     """Run workers as threads of this process, so that breakpoints work."""
 
+    @property
+    def one_machine(self) -> bool:
+        """True if all workers run on this machine: as local processes, or on a Ray that the run starts."""
+        return self.kind == "local" or (self.kind == "ray" and not self.address)
+
     @model_validator(mode="after")
     def _settable(self) -> Self:
         if "CUDA_VISIBLE_DEVICES" in self.env:

@@ -337,7 +337,7 @@ def _choose_dtype(config: OfflineConfig, before: Path | None, report: Callable[[
     learner = config.learner
     if before is not None and learner.dtype == AUTO:
         learner = learner.model_copy(update={"dtype": load(before, model=type(config)).learner.dtype})
-    learner = choose_dtype(learner, "learner", report, local=config.cluster.kind == "local")
+    learner = choose_dtype(learner, "learner", report, local=config.cluster.one_machine)
     return config.model_copy(update={"learner": learner})
 
 

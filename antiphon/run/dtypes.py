@@ -82,7 +82,7 @@ def choose_dtypes(config: RunConfig, placement: Placement, report: Report, rate:
     """Return `config` with dtypes in the places of `auto`; see `choose_dtype`. Report dtypes that are slow here."""
     rate = cache(rate)  # measured once
     report_slow_dtypes(config, placement, report, rate)
-    return _choose(config, placement, report, rate, local=config.cluster.kind == "local")
+    return _choose(config, placement, report, rate, local=config.cluster.one_machine)
 
 
 def choose_dtypes_of_gpus(config: RunConfig, report: Report) -> RunConfig:
@@ -165,7 +165,7 @@ def report_slow_dtypes(config: RunConfig, placement: Placement, report: Report, 
         report: Called with each message.
         rate: Returns the operations a second of this CPU in products of a dtype.
     """
-    if config.cluster.kind != "local":
+    if not config.cluster.one_machine:
         return
     models: list[tuple[str, LearnerConfig | EngineKind]] = [("learner", config.learner), *iterate_engines(config)]
     for key, model in models:

@@ -24,7 +24,7 @@ def choose_pack_size(config: RunConfig, model: Path) -> RunConfig:
     """
     learner = config.learner
     unnamed = [key for key in LARGEST if key not in learner.model_fields_set]
-    if not unnamed or not is_cpu(learner.device) or config.cluster.kind != "local":
+    if not unnamed or not is_cpu(learner.device) or not config.cluster.one_machine:
         return config
     processes = learner.mesh.world + config.counts["critic"] * config.learner_of("critic").mesh.world
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / processes

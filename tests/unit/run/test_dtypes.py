@@ -9,6 +9,7 @@ from antiphon.run.config import RunConfig
 from antiphon.run.dtypes import choose_dtypes, choose_dtypes_of_gpus, correct_mismatch, keep_dtypes, report_slow_dtypes
 
 OLD = {"float32": 75e9, "bfloat16": 1.5e9, "float16": 70e9}  # a CPU that has no instructions for bfloat16
+RAY = {"kind": "ray", "address": "10.0.0.1:6379"}
 NEW = {"float32": 105e9, "bfloat16": 450e9, "float16": 400e9}
 
 
@@ -39,7 +40,7 @@ def test_each_slow_dtype_is_named_by_its_key():
         (NEW, {"learner": {"device": "cpu", "dtype": "bfloat16"}}),
         (OLD, {"learner": {"device": "cpu"}, "engine": {"device": "cpu"}}),
         (OLD, {"learner": {"device": "cuda", "dtype": "bfloat16"}}),
-        (OLD, {"learner": {"device": "cpu", "dtype": "bfloat16"}, "cluster": {"kind": "ray"}}),
+        (OLD, {"learner": {"device": "cpu", "dtype": "bfloat16"}, "cluster": RAY}),
         (OLD, {"engine": {"kind": "server", "dtype": "bfloat16", "options": {"urls": ["http://127.0.0.1:1"]}}}),
     ],
     ids=["fast", "float32", "on a GPU", "on a cluster", "in a server"],
@@ -94,8 +95,13 @@ def test_a_rate_is_measured_once():
 @pytest.mark.parametrize(("device", "dtype"), [("cpu", "float32"), ("cuda", "bfloat16")])
 def test_a_cluster_is_not_measured(device, dtype):
     given = {"device": device, "dtype": "auto"}
-    dtypes, _ = chosen({}, learner=given, engine=given, cluster={"kind": "ray"})
+    dtypes, _ = chosen({}, learner=given, engine=given, cluster=RAY)
     assert dtypes == [dtype, dtype]
+
+
+def test_a_ray_that_the_run_starts_is_this_machine():
+    dtypes, reports = chosen(NEW, learner=AUTO, cluster={"kind": "ray"})
+    assert dtypes[0] == "bfloat16" and "on this CPU" in reports[0]
 
 
 def test_placement_says_what_a_model_runs_on():

@@ -58,6 +58,17 @@ def test_ranks_and_critics_share_the_machine(choose):
     assert choose(24 * GIB, mesh={"shard": 4}).tokens_per_pack == 512  # 6 GiB each
 
 
+@pytest.mark.parametrize(
+    ("cluster", "pack"), [({"kind": "ray"}, 1024), ({"kind": "ray", "address": "10.0.0.1:6379"}, 4096)]
+)
+def test_a_ray_that_the_run_starts_is_this_machine(tmp_path, cluster, pack):
+    (tmp_path / "config.json").write_text(json.dumps(SMOLLM2))
+    assert (
+        choose_pack_size(make_config(learner={"device": "cpu"}, cluster=cluster), tmp_path).learner.tokens_per_pack
+        == pack
+    )
+
+
 def test_learners_on_gpus_keep_the_defaults(choose):
     assert choose(GIB, device="cuda").tokens_per_pack == 4096
 
