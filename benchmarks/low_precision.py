@@ -5,8 +5,8 @@
 Each recipe is trained with several seeds, which draw the model, the order of the prompts and all samples:
 
 * `float32`: engine and learner in float32;
-* `rollouts`: the engine in bfloat16, with the correction that a run then has by default;
-* `uncorrected`: the same, with `algorithm.correction.level=null`;
+* `rollouts`: the engine in bfloat16;
+* `corrected`: the same, with `algorithm.correction.level=token`;
 * `bfloat16`: engine and learner in bfloat16.
 
 Figures are the accuracies on the test problems, and the mean of `learner/mismatch_kl`. `difference` is the mean over the seeds
@@ -26,7 +26,7 @@ LOW = "engine.dtype=bfloat16"
 ARMS = {
     "float32": (),
     "rollouts": (LOW,),
-    "uncorrected": (LOW, "algorithm.correction.level=null"),
+    "corrected": (LOW, "algorithm.correction.level=token"),
     "bfloat16": (LOW, "learner.dtype=bfloat16"),
 }
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # of Student, by the number of pairs

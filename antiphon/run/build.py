@@ -19,7 +19,7 @@ from antiphon.run.config import RunConfig
 from antiphon.run.config_checks.servers import check_servers
 from antiphon.run.config_checks.user_functions import add_declared_needs, check_import_paths
 from antiphon.run.device_sharing import SharedDevices
-from antiphon.run.dtypes import keep_dtypes, prepare_dtypes
+from antiphon.run.dtypes import choose_dtypes, keep_dtypes
 from antiphon.run.launch.context import LaunchContext, open_cluster
 from antiphon.run.launch.graders import Judges, start_graders, start_judges
 from antiphon.run.launch.model_checks import check_installed, check_model
@@ -62,7 +62,7 @@ async def start_run(config: RunConfig, *, overwrite: bool = False, resume: bool 
         start = RunStart(config.record.directory, config.name, overwrite=overwrite, resume=resume)
         directory = stack.enter_context(start).directory  # unchanged if the start is refused
         record = await open_record(config, directory, stack, resume=resume)
-        config = prepare_dtypes(config, placement, record.view.message)
+        config = choose_dtypes(config, placement, record.view.message)
         shared = stack.enter_context(shared_directory(config.name, config.weights.directory))
         transfer = TransferContext.of(shared, config.weights, config.weights_dtype, config.weight_senders)
         stack.push_async_exit(cluster_stack.pop_all())  # workers end before the record that they write to

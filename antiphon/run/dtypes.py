@@ -5,7 +5,6 @@ from functools import cache
 from itertools import zip_longest
 from typing import TypeVar
 
-from antiphon.algorithms.sections import CorrectionConfig
 from antiphon.cluster.base import Place
 from antiphon.cluster.devices import cpu_multiply_rate, gpus_have_bfloat16, is_cpu
 from antiphon.cluster.placement import Placement
@@ -99,39 +98,8 @@ def _choose(
     return config.model_copy(update={"learner": learner, "engine": engine})
 
 
-def prepare_dtypes(config: RunConfig, placement: Placement, report: Report) -> RunConfig:
-    """Return the `config` of a run that trains, with its dtypes chosen and what follows from them; see `correct_mismatch`."""
-    return correct_mismatch(choose_dtypes(config, placement, report), report)
-
-
-def correct_mismatch(config: RunConfig, report: Report) -> RunConfig:
-    """Return `config` with a correction of importance weights, if an engine has another dtype than the learner.
-
-    The probabilities of the two then differ by rounding, and the loss `ppo_clip` would take that for a change of the policy. A
-    configuration that has `algorithm.correction`, whatever it says, is left as it is.
-
-    Args:
-        config: A configuration with its dtypes chosen.
-        report: Called with a message that says what was set, and why.
-    """
-    algorithm, learner = config.algorithm, config.learner
-    others = [
-        f"{key}.dtype is {engine.dtype}"
-        for key, engine in iterate_engines(config)
-        if engine.kind not in SERVER_KINDS and engine.dtype not in (AUTO, learner.dtype)
-    ]
-    if not others or "correction" in algorithm.model_fields_set or algorithm.loss != "ppo_clip":
-        return config
-    report(f"algorithm.correction.level: {algorithm.ratio_level}: {others[0]} and learner.dtype is {learner.dtype}")
-    corrected = CorrectionConfig(level=algorithm.ratio_level)
-    return config.model_copy(update={"algorithm": algorithm.model_copy(update={"correction": corrected})})
-
-
 def keep_dtypes(config: RunConfig) -> RunConfig:
-    """Return the `config` of a run to resume, with the dtypes that the run began with in the places of `auto`.
-
-    Its correction is that of the run too, if the configuration has none.
-    """
+    """Return the `config` of a run to resume, with the dtypes that the run began with in the places of `auto`."""
     before = load(RunDirectory.resume(config.record.directory, config.name).config, model=RunConfig)
     also = [
         _with_dtype_of(kind, old)
@@ -139,11 +107,7 @@ def keep_dtypes(config: RunConfig) -> RunConfig:
         if kind is not None
     ]
     engine = _with_dtype_of(config.engine, before.engine).model_copy(update={"also": tuple(also)})
-    algorithm = config.algorithm
-    if "correction" not in algorithm.model_fields_set:
-        algorithm = algorithm.model_copy(update={"correction": before.algorithm.correction})
-    learner = _with_dtype_of(config.learner, before.learner)
-    return config.model_copy(update={"learner": learner, "engine": engine, "algorithm": algorithm})
+    return config.model_copy(update={"learner": _with_dtype_of(config.learner, before.learner), "engine": engine})
 
 
 def _with_dtype_of(model: Model, before: LearnerConfig | EngineKind | None) -> Model:

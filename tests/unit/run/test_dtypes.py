@@ -1,12 +1,11 @@
 import pytest
 
-from antiphon.algorithms.sections import CorrectionConfig
 from antiphon.cluster.base import Place
 from antiphon.cluster.devices import cpu_multiply_rate
 from antiphon.cluster.placement import Placement
 from antiphon.core.config import dump
 from antiphon.run.config import RunConfig
-from antiphon.run.dtypes import choose_dtypes, choose_dtypes_of_gpus, correct_mismatch, keep_dtypes, report_slow_dtypes
+from antiphon.run.dtypes import choose_dtypes, choose_dtypes_of_gpus, keep_dtypes, report_slow_dtypes
 
 OLD = {"float32": 75e9, "bfloat16": 1.5e9, "float16": 70e9}  # a CPU that has no instructions for bfloat16
 RAY = {"kind": "ray", "address": "10.0.0.1:6379"}
@@ -145,52 +144,3 @@ def test_a_resumed_run_keeps_the_dtypes_that_it_began_with(tmp_path):
     assert keep_dtypes(other).engine.also[0].dtype == "auto", "of another kind of engine"
     named = configure(learner={"device": "cpu", "dtype": "float32"}, record=record)
     assert keep_dtypes(named).learner.dtype == "float32"
-
-
-LOW = {"device": "cpu", "dtype": "bfloat16"}
-
-
-def corrected(**sections):
-    found = []
-    return correct_mismatch(configure(**sections), found.append).algorithm.correction, found
-
-
-def test_engines_of_another_dtype_than_the_learner_are_corrected_for():
-    correction, reports = corrected(engine={"device": "cpu", "also": [LOW]})
-    assert correction == CorrectionConfig(level="token") and correction.on
-    assert reports == [
-        "algorithm.correction.level: token: engine.also.0.dtype is bfloat16 and learner.dtype is float32"
-    ]
-    assert corrected(engine=LOW, algorithm={"ratio_level": "sequence"})[0].level == "sequence"
-
-
-@pytest.mark.parametrize(
-    "sections",
-    [
-        {},
-        {"engine": LOW, "learner": LOW},
-        {"engine": LOW, "algorithm": {"correction": {"level": None}}},
-        {"engine": LOW, "algorithm": "decoupled_ppo"},
-        {"engine": LOW, "algorithm": {"loss": "cispo"}},
-        {"engine": AUTO | {"kind": "vllm"}},
-        {"engine": LOW | {"kind": "server", "options": {"urls": ["http://127.0.0.1:1"]}}},
-    ],
-    ids=["equal", "equal and low", "named", "of a recipe", "bounded by the loss", "unknown", "of a server"],
-)
-def test_what_needs_no_correction_is_left_alone(sections):
-    given = configure(**sections)
-    correction, reports = corrected(**sections)
-    assert (correction, reports) == (given.algorithm.correction, [])
-
-
-def test_a_resumed_run_keeps_its_correction(tmp_path):
-    record, quiet = {"directory": str(tmp_path)}, lambda message: None
-    (tmp_path / "r").mkdir()
-    for began, expected in ((configure(engine=LOW), None), (correct_mismatch(configure(engine=LOW), quiet), "token")):
-        (tmp_path / "r" / "config.yaml").write_text(dump(began))
-        resumed = correct_mismatch(keep_dtypes(configure(engine=LOW, record=record)), quiet)
-        assert resumed.algorithm.correction.level == expected
-        named = {"correction": {"level": "sequence"}}
-        assert (
-            keep_dtypes(configure(engine=LOW, record=record, algorithm=named)).algorithm.correction.level == "sequence"
-        )
