@@ -8,6 +8,7 @@ from antiphon.core.errors import RequestError, UnsupportedError
 from antiphon.core.types import GenerateRequest, Sampling
 
 MIN_SERVED_TEMPERATURE = 0.01  # vLLM raises lower temperatures to this, and says so in its log only
+MAX_VLLM_TEMPERATURE = 2.0  # above which vLLM raises
 MIN_TEMPERATURE = 1e-20  # float32 logits divided by much less than this are infinite
 
 
@@ -41,19 +42,26 @@ def validate_request(request: GenerateRequest, max_length: int, vocabulary: int,
         raise RequestError(f"request {request.id!r}: {name} {getattr(sampling, name)!r} is not possible")
 
 
-def check_sampling_supported(sampling: Sampling, engine: str, min_temperature: float = 0.0) -> None:
+def check_sampling_supported(
+    sampling: Sampling, engine: str, min_temperature: float = 0.0, max_temperature: float = math.inf
+) -> None:
     """Raise `UnsupportedError` for sampling that an engine without truncated sampling would do differently from what was asked.
 
     Args:
         sampling: Parameters of a request.
         engine: Name of the engine, for the error.
         min_temperature: Lowest temperature above 0 that the engine supports.
+        max_temperature: Highest temperature that it supports.
     """
     if sampling.truncated:
         raise UnsupportedError(f"{engine} samples from the whole vocabulary only: no top_p, top_k or min_p")
     if 0 < sampling.temperature < min_temperature:
         raise UnsupportedError(
             f"{engine} supports no temperature between 0 and {min_temperature:g}; asked for {sampling.temperature:g}"
+        )
+    if sampling.temperature > max_temperature:
+        raise UnsupportedError(
+            f"{engine} supports no temperature above {max_temperature:g}; asked for {sampling.temperature:g}"
         )
 
 

@@ -22,7 +22,12 @@ from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUp
 from antiphon.engines.base import EngineCore, Receive
 from antiphon.engines.config import EngineKind
 from antiphon.engines.deltas import Delta
-from antiphon.engines.request_checks import MIN_SERVED_TEMPERATURE, check_sampling_supported, validate_request
+from antiphon.engines.request_checks import (
+    MAX_VLLM_TEMPERATURE,
+    MIN_SERVED_TEMPERATURE,
+    check_sampling_supported,
+    validate_request,
+)
 from antiphon.engines.request_queue import Continuation, Progress, RequestQueue
 from antiphon.engines.stops import FINISH_REASONS, Decoder, StopRule, append_to_stop, read_decoder
 from antiphon.weights.checkpoint_layout import CheckpointLayout
@@ -106,7 +111,7 @@ class VLLMEngine(EngineCore):
             UnsupportedError: If vLLM would sample differently from what is asked.
         """
         validate_request(request, self.max_length, self.vocabulary, decodes=self._tokenizer is not None)
-        check_sampling_supported(request.sampling, "the vllm engine", MIN_SERVED_TEMPERATURE)
+        check_sampling_supported(request.sampling, "the vllm engine", MIN_SERVED_TEMPERATURE, MAX_VLLM_TEMPERATURE)
         self._queue.add(request)
 
     def abort(self, request: str) -> None:

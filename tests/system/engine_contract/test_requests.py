@@ -6,6 +6,7 @@ For an engine of your own (`docs/engines.md`), named by the import path of its f
 """
 
 import asyncio
+import contextlib
 from dataclasses import replace
 from itertools import pairwise
 
@@ -207,11 +208,22 @@ async def test_truncated_sampling_is_done_or_refused(host, engine):
 
 
 @contract
+async def test_extreme_temperatures_fail_alone_or_not(host, engine):
+    """Engines that do not sample at them say so."""
+    for temperature in (100.0, 1e-3):
+        with contextlib.suppress(RequestError, UnsupportedError):
+            extreme = request(f"at {temperature}", sampling={"temperature": temperature})
+            check(await engine.start(extreme).result(), 20)
+        await engine.health()
+    check(await engine.start(request("next")).result(), 20)
+
+
+@contract
 async def test_continued_request_draws_new_random_numbers(host, engine):
     """Another engine continues a request of a lost one, with the tokens so far in its prompt."""
     if isinstance(host, Simulated):
         pytest.skip("simulated tokens are drawn from nothing")
-    sampling = {"temperature": 100.0, "seed": 7}  # almost uniform: the same random numbers would draw the same tokens
+    sampling = {"temperature": 2.0, "seed": 7}  # almost uniform: the same random numbers would draw the same tokens
     whole = await engine.start(request("r", tokens=20, sampling=sampling)).result()
     prompt = (*request("r").tokens.tolist(), *whole.tokens.tolist())
     rest = await engine.start(request("r", tokens=20, prompt=prompt, sampling=sampling)).result()
