@@ -40,11 +40,11 @@ def server():
 
         @classmethod
         def list_splits(cls):
-            return ["train", "test"]
+            return ["train", "test", "none"]
 
         @classmethod
         def list_tasks(cls, split):
-            return [{"target": target} for target in ((3, 5, 7) if split == "train" else (9,))]
+            return [{"target": target} for target in {"train": (3, 5, 7), "test": (9,), "none": ()}[split]]
 
         def setup(self):
             self.total = 0
@@ -225,7 +225,11 @@ def test_what_the_server_cannot_do_fails_the_attempt(server):
 
 @pytest.mark.parametrize(
     ("options", "valid"),
-    [({"environment": "counts"}, ("count", "answer", "slow")), ({"split": "validation"}, ("train", "test"))],
+    [
+        ({"environment": "counts"}, ("count", "answer", "slow")),
+        ({"split": "validation"}, ("train", "test", "none")),
+        ({"split": "none"}, ()),
+    ],
 )
 def test_names_that_the_server_has_not(server, options, valid):
     ((key, value),) = options.items()

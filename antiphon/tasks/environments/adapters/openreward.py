@@ -155,7 +155,11 @@ class OpenReward(Adapter):
         splits = [each["name"] for each in await self._ask("GET", f"{self._path}/splits")]
         if self.config.split not in splits:
             raise self._option_error("split", self.config.split, splits)
-        return int((await self._ask("POST", f"{self._path}/num_tasks", split))["num_tasks"])
+        count = int((await self._ask("POST", f"{self._path}/num_tasks", split))["num_tasks"])
+        if not count:
+            message = f"environment {self.name!r}: {self.config.url} has no tasks in split {self.config.split!r}"
+            raise OptionError(message, environment=self.name, key="split", value=self.config.split)
+        return count
 
     def _option_error(self, key: str, value: str, valid: list[str]) -> OptionError:
         message = f"environment {self.name!r}: {self.config.url} has no {key} {value!r}, only {', '.join(valid)}"
