@@ -1,13 +1,13 @@
 """What bfloat16 costs in learning: recipes with engines and learner in float32, and in bfloat16.
 
-    python benchmarks/low_precision.py [--jobs 2]
+    python benchmarks/low_precision.py [--jobs 2] [--arms float32 rollouts corrected]
 
 Each recipe is trained with several seeds, which draw the model, the order of the prompts and all samples:
 
 * `float32`: engine and learner in float32;
 * `rollouts`: the engine in bfloat16;
 * `corrected`: the same, with `algorithm.correction.level=token`;
-* `bfloat16`: engine and learner in bfloat16.
+* `bfloat16`: engine and learner in bfloat16, which takes a processor with instructions for it.
 
 Figures are the accuracies on the test problems, and the mean of `learner/mismatch_kl`. `difference` is the mean over the seeds
 of the accuracy minus that of float32; `low` and `high` bound it with a confidence of 95 %, by Student's t of the pairs.
@@ -45,15 +45,17 @@ def main() -> None:
     arguments.add_argument("--seeds", type=int, default=3, choices=sorted(T_95))
     arguments.add_argument("--jobs", type=int, default=2, help="runs at once; no figure is a time")
     arguments.add_argument("--runs", type=Path, default=Path("runs/low_precision"))
+    arguments.add_argument("--arms", nargs="+", default=[*ARMS], choices=[*ARMS], help="float32 is one of them")
     options = arguments.parse_args()
-    cases = [(recipe, arm, seed) for recipe in RECIPES for seed in range(options.seeds) for arm in ARMS]
+    arms = ["float32", *(arm for arm in options.arms if arm != "float32")]
+    cases = [(recipe, arm, seed) for recipe in RECIPES for seed in range(options.seeds) for arm in arms]
     with ThreadPoolExecutor(options.jobs) as pool:
         finished = dict(zip(cases, pool.map(lambda case: train(*case, options.runs), cases), strict=True))
     figures, rows = {}, []
     for recipe in RECIPES:
         accuracies = {
             arm: [finished[recipe, arm, seed].summary["accuracy_after"] for seed in range(options.seeds)]
-            for arm in ARMS
+            for arm in arms
         }
         for arm, values in accuracies.items():
             pairs = [value - plain for value, plain in zip(values, accuracies["float32"], strict=True)]
@@ -67,7 +69,7 @@ def main() -> None:
             figures |= {f"{recipe}_{arm}_{name}": value for name, value in found.items()}
             rows.append([recipe, arm, *(f"{value:.3f}" for value in values), f"{mismatch:.5f}", f"{mean(pairs):+.3f}"])
     figures["worst_accuracy_difference"] = min(
-        figures[f"{recipe}_{arm}_difference"] for recipe in RECIPES for arm in ("rollouts", "bfloat16")
+        figures[f"{recipe}_{arm}_difference"] for recipe in RECIPES for arm in arms if arm in ("rollouts", "bfloat16")
     )
     seeds = [f"seed {seed}" for seed in range(options.seeds)]
     print(table(["recipe", "dtypes", *seeds, "mismatch", "difference"], rows))
