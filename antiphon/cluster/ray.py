@@ -347,10 +347,12 @@ def _connect(address: str, *, show_output: bool) -> tuple[Any, bool]:
         message = f"'ray' is not installed: {how_to_install('ray')}"
         raise ConfigError(message, key="cluster.kind", value="ray") from error
     local_options = {"num_cpus": 0, "num_gpus": 0, "include_dashboard": False, "_node_ip_address": LOOPBACK}
+    found = address
     try:
-        if ":" in address:  # Ray itself would retry for minutes
-            host, _, port = address.rpartition(":")
-            socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+        if address:
+            found = _find_head(address)
+            host, _, port = found.rpartition(":")
+            socket.create_connection((host, int(port)), CONNECT_SECONDS).close()  # Ray itself would retry for minutes
         if ray.is_initialized():
             return ray, False
         if not address and ray.util.get_node_ip_address() != LOOPBACK:
@@ -365,9 +367,18 @@ def _connect(address: str, *, show_output: bool) -> tuple[Any, bool]:
         )
     except (OSError, RuntimeError) as error:  # OSError: no connection; RuntimeError: another version of Ray
         cause = _last_line(error.__cause__ or error)
-        message = f"cannot connect to Ray at {address or 'local'!r}: {cause}"
+        where = f"{address or 'local'!r}" + (f", which is {found}" if found != address else "")
+        message = f"cannot connect to Ray at {where}: {cause}"
         raise ConfigError(message, key="cluster.address", value=address) from error
     return ray, True
+
+
+def _find_head(address: str) -> str:
+    """Return host:port of an address. `auto` is that of RAY_ADDRESS, of the last `ray start`, or of a Ray that runs here."""
+    from ray._private.services import canonicalize_bootstrap_address
+
+    found: str | None = canonicalize_bootstrap_address(address)
+    return found or address
 
 
 def _last_line(error: BaseException) -> str:

@@ -304,12 +304,16 @@ def test_without_ray_the_way_to_get_it_is_told(monkeypatch):
 
 @pytest.mark.ray
 @pytest.mark.skipif(NO_RAY, reason=WHY_RAY)
-def test_an_address_where_nobody_is_at_home():
+def test_an_address_where_nobody_is_at_home(monkeypatch):
+    """It is refused at once; Ray itself would try for minutes. `auto` may be one, of a head that was killed."""
     with socket.socket() as taken:  # bound, but not listening
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with raises_with(ConfigError, key="cluster.address", value=address):
             CLUSTERS.resolve("ray")(ClusterConfig(kind="ray", address=address))
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with raises_with(ConfigError, match=address, key="cluster.address", value="auto"):
+            CLUSTERS.resolve("ray")(ClusterConfig(kind="ray", address="auto"))
 
 
 @pytest.mark.ray
