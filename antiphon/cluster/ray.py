@@ -350,7 +350,7 @@ def _connect(address: str, *, show_output: bool) -> tuple[Any, bool]:
     found = address
     try:
         if address:
-            found = _find_head(address)
+            found = address if ":" in address else _find_head(address)
             host, _, port = found.rpartition(":")
             socket.create_connection((host, int(port)), CONNECT_SECONDS).close()  # Ray itself would retry for minutes
         if ray.is_initialized():
@@ -374,11 +374,11 @@ def _connect(address: str, *, show_output: bool) -> tuple[Any, bool]:
 
 
 def _find_head(address: str) -> str:
-    """Return host:port of an address. `auto` is that of RAY_ADDRESS, of the last `ray start`, or of a Ray that runs here."""
-    from ray._private.services import canonicalize_bootstrap_address
+    """Return host:port of `auto`: that of RAY_ADDRESS, of the last `ray start`, or of a Ray that runs here."""
+    from ray._private.services import get_ray_address_from_environment
 
-    found: str | None = canonicalize_bootstrap_address(address)
-    return found or address
+    found: str = get_ray_address_from_environment(address, None)
+    return found
 
 
 def _last_line(error: BaseException) -> str:
