@@ -21,7 +21,14 @@ from statistics import mean, stdev
 from _common import ROOT, WHOLE_RUN, table, write_result
 from _runs import Finished, run
 
-RECIPES = {"tiny": "recipes/tiny_arithmetic/config.yaml", "starter": "recipes/starter/run.yaml"}
+RECIPES = {  # and changes; paths are those of the repository's root
+    "tiny": ("recipes/tiny_arithmetic/config.yaml",),
+    "starter": (
+        "recipes/starter/run.yaml",
+        "tasks.0.prompts.path=recipes/starter/train.jsonl",
+        "tasks.0.test.path=recipes/starter/test.jsonl",
+    ),
+}
 LOW = "engine.dtype=bfloat16"
 ARMS = {
     "float32": (),
@@ -34,9 +41,9 @@ T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # of Student, by the number of
 
 def train(recipe: str, arm: str, seed: int, runs: Path) -> Finished:
     """Train one recipe; a run that is there already is taken as it is."""
-    return run(
-        "train", ROOT / RECIPES[recipe], f"{recipe}-{arm}-{seed}", f"seed={seed}", *ARMS[arm], runs=runs, resume=True
-    )
+    config, *changes = RECIPES[recipe]
+    overrides = (f"seed={seed}", *changes, *ARMS[arm])
+    return run("train", ROOT / config, f"{recipe}-{arm}-{seed}", *overrides, runs=runs, resume=True)
 
 
 def main() -> None:
