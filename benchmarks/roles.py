@@ -145,7 +145,17 @@ def lose_a_node() -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         test = "tests/chaos/test_nodes.py::test_other_nodes_run_every_role_and_one_is_lost"
-        options = ["-q", "--long", "-p", "no:randomly", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        options = [
+            "-q",
+            "--long",
+            "-p",
+            "no:randomly",
+            "-p",
+            "no:cacheprovider",
+            "-o",
+            "junit_family=legacy",
+            f"--junitxml={report}",
+        ]
         subprocess.run([sys.executable, "-m", "pytest", *options, test], cwd=ROOT, check=True)
         found = ElementTree.parse(report).iter("property")
         return {each.attrib["name"]: float(each.attrib["value"]) for each in found}

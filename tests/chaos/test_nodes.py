@@ -248,10 +248,12 @@ def test_other_nodes_run_every_role_and_one_is_lost(project, nodes, classifier, 
     assert there == {"reward": [1, 3], "judge": [2], "reward_model": [2], "environment": [2, 3], "engine": [1, 3]}
     nodes.kill(3)
     wait_for_line(process, "worker reward-")
+    run, names = project.folder / "runs" / "run", {task["name"] for task in tasks}
     for _ in range(3):
         wait_for_line(process, "step ")
+    while trained_tasks(run) != names:
+        wait_for_line(process, "step ")
     finish(project, process)
-    run = project.folder / "runs" / "run"
     record_property("nodes", 1 + len({number for numbers in there.values() for number in numbers}))
     record_property("violations", len(audit(run).violations))
     verdicts = {}
@@ -259,8 +261,14 @@ def test_other_nodes_run_every_role_and_one_is_lost(project, nodes, classifier, 
         rows = list(reader.iterate_attempts("trained"))
     for row in rows:
         verdicts.setdefault(row.prompt.task, set()).add(dict(why(run, row.name)).get("graded by"))
-    assert {*verdicts} == {task["name"] for task in tasks}
+    assert {*verdicts} == names
     assert {grader.rpartition(" on ")[2] for grader in verdicts["graded"]} == {"node1", "node3"}
+
+
+def trained_tasks(run):
+    """Names of the tasks that the run has trained on so far."""
+    with RunReader.open(run) as reader:
+        return {row.prompt.task for row in reader.iterate_attempts("trained")}
 
 
 WORKERS = {
