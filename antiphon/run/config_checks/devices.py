@@ -4,15 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from antiphon.cluster.placement import (
-    ANYWHERE,
-    CPU,
-    TRAINING,
-    find_problems,
-    parse_devices,
-    parse_shared_role,
-    placement_key,
-)
+from antiphon.cluster.placement import ANYWHERE, find_problems, placement_key
 from antiphon.engines.config import NATIVE_DTYPES
 from antiphon.learning.config import OPTIONS
 from antiphon.run.config_checks.common import Problem, iterate_engines
@@ -66,9 +58,8 @@ def check_dtypes(config: "RunConfig") -> Iterator[Problem]:
 def check_placement(config: "RunConfig") -> Iterator[Problem]:
     """Check the placement of roles on devices."""
     placement, cluster = config.placement, config.cluster
-    problems = dict(find_problems(config.placements))
-    yield from ((placement_key(role), problem) for role, problem in problems.items())
-    yield from (each for role in config.placements if role not in problems for each in _check_ranks(config, role))
+    for role, problem in find_problems(config.placements):
+        yield placement_key(role), problem
     if placement.auto:
         yield from _check_auto_placement(config)
     if (placement.auto or placement.roles) and cluster.debug:
@@ -90,18 +81,6 @@ def check_placement(config: "RunConfig") -> Iterator[Problem]:
             "'shared_memory' does not reach engines on other nodes (placement.engine): use object_store or distributed, or "
             "set weights.directory to a folder that all nodes share",
         )
-
-
-def _check_ranks(config: "RunConfig", role: str) -> Iterator[Problem]:
-    """Check that a role that trains has no more GPUs of its own than ranks."""
-    text = config.placements[role]
-    if role not in TRAINING or text == ANYWHERE or parse_shared_role(text) is not None:
-        return
-    gpus = sum(part.last - part.first + 1 for part in parse_devices(text) if part.kind != CPU)
-    ranks = config.counts[role] * config.learner_of(role).mesh.world
-    if gpus > ranks > 0:
-        key = "learner.mesh" if role == "learner" else f"meshes.{role}"
-        yield placement_key(role), f"{text!r} are {gpus} GPUs, and the {role} has {ranks} ranks ({key}), with one each"
 
 
 def _check_auto_placement(config: "RunConfig") -> Iterator[Problem]:

@@ -331,8 +331,6 @@ REMOTE = ["tasks.0.reward=judge", "tasks.0.reward_options={address: 'http://j/v1
         (["engine.also=[{replicas: 2}]", "engine.minimum=4"], "engine.minimum"),
         (["engine.also=[{}]", "rollout.workers=1"], "engine.also"),
         (["engine.also=[{}]", "placement.auto=true"], "engine.also"),
-        (["placement.learner=gpu:0-3", "placement.engine=gpu:4"], "placement.learner"),
-        (["placement.learner='node0.gpu:0, node1.gpu:0-1'", "learner.mesh.shard=2"], "placement.learner"),
         (["placement.auto=true", "cluster={kind: ray, address: auto}"], "placement.auto"),
         (["engine.options={tensor_parallel_size: two}"], "engine.options.tensor_parallel_size"),
         (["cluster.kind=rey"], "cluster.kind"),
