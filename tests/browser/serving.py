@@ -5,31 +5,19 @@ Note for tests: Playwright's `has_text` trims a text and makes one space of whit
 """
 
 import shutil
-import socket
-import threading
 from contextlib import contextmanager
-
-import uvicorn
 
 from antiphon.dashboard.app import create_app
 from antiphon.dashboard.site import Site
+from tests.servers import served as serve_app
 from tests.unit.dashboard.sites import TOKEN
 
 
 @contextmanager
 def served(folder, cache, model_server=None):
     """Serve a folder on a free port, with a model server for its chat page; yields the address."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        app = create_app(Site.make(folder, cache, model_server), TOKEN)
-        config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()
+    with serve_app(create_app(Site.make(folder, cache, model_server), TOKEN)) as url:
+        yield url
 
 
 @contextmanager
