@@ -53,7 +53,7 @@ class Offloadable(Predictor, Protocol):
     """A model whose device others may use too."""
 
     async def offload(self) -> None:
-        """Leave the device to others until `reload`; nothing is asked of it in the meantime but to be published or saved."""
+        """Leave the device to others until `reload`; nothing is asked of it in the meantime."""
 
     async def reload(self) -> None:
         """Come back to the device."""

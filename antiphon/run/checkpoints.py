@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from antiphon.record.checkpoint import checkpoint_name, prune_checkpoints, publish_checkpoint, staging_dir
@@ -31,14 +32,29 @@ class RunCheckpoints:
 
     async def save(self, owner: asyncio.TaskGroup, learner: LearnerAccess, state: Mapping[str, Any]) -> None:
         """Begin to write a checkpoint of `state`; return when the previous one is complete and the learner may go on."""
+        await self.write(owner, await self.copy(learner, state["step"]), state)
+
+    async def copy(self, learner: LearnerAccess, step: int) -> Path | None:
+        """Copy the models as they are after `step`, once the previous checkpoint is complete.
+
+        Returns:
+            The folder that they are being written to; None if the checkpoint is there already.
+        """
         await self.wait_saved()
-        record, version = self._parts.record, self._parts.weights.version
-        await self._waits(record.ledger.commit(), "commit", "the ledger")
-        directory = record.directory.checkpoints / checkpoint_name(state["step"])
+        directory = self._parts.record.directory.checkpoints / checkpoint_name(step)
         if directory.is_dir():  # the one that the run was resumed from
-            return
+            return None
         staging = staging_dir(directory)
         await learner.save(staging)
+        return staging
+
+    async def write(self, owner: asyncio.TaskGroup, staging: Path | None, state: Mapping[str, Any]) -> None:
+        """Begin to complete the checkpoint that `copy` began in `staging`, if any, with the `state` of the run."""
+        if staging is None:
+            return
+        record, version = self._parts.record, self._parts.weights.version
+        directory = record.directory.checkpoints / checkpoint_name(state["step"])
+        await self._waits(record.ledger.commit(), "commit", "the ledger")
 
         async def finish() -> None:
             await self._parts.weights.wait_saved()

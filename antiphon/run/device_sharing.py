@@ -17,6 +17,11 @@ class SharedDevices:
         self.shared = shared
         self._is_training: bool | None = None  # at first all are on their devices, and it is nobody's turn
 
+    @property
+    def models_are_away(self) -> bool:
+        """True if models have left the devices for engines that generate."""
+        return self.shared and self._is_training is False
+
     async def switch_to_training(self) -> None:
         """Put shared engines to sleep, and bring the models back to their devices."""
         if self.shared and self._is_training is not True:

@@ -276,11 +276,11 @@ class Run:
             parts.record.ledger.set_batch_digest(result.digest)
             parts.record.ledger.add_credit(result.credit)
             await self._record_samples(step, groups, result.credit)
-            await learner.publish(self._updates_engines(step))
-            state = self._checkpoint_state(step, scheduler) if self._checkpoints.is_due(step) else None
+            staging = await self._checkpoints.copy(learner, step) if self._checkpoints.is_due(step) else None
+            await learner.publish(self._updates_engines(step))  # after that, shared devices are the engines'
+            state = self._checkpoint_state(step, scheduler) if staging else {}
             scheduler.admit()  # after `state` is taken: a resume draws these prompts again
-            if state is not None:
-                await self._checkpoints.save(owner, learner, state)
+            await self._checkpoints.write(owner, staging, state)
         return metrics | result.metrics | parts.weights.metrics | self._record_judges()
 
     def _updates_engines(self, step: int) -> bool:

@@ -175,13 +175,7 @@ def _check_engines(config: RunConfig, found: Placement, least: int, beside: Plac
 
 
 def _check_devices(config: RunConfig, found: Placement) -> None:
-    """Raise `ConfigError` unless each engine has as many GPUs as it runs on, and what shares devices can leave them."""
-    on_gpus = any(place.gpus for role in found.places for place in found.known_places(role))
-    if found.shared and (config.learner.kind == "megatron" or (config.learner.kind == "deepspeed" and on_gpus)):
-        raise ConfigError(
-            f"{config.learner.kind!r} does not leave its devices to engines: let nothing share them (placement)",
-            key="learner.kind",
-        )
+    """Raise `ConfigError` unless each engine has as many GPUs as it runs on, and engines that share devices can leave them."""
     _check_colocated(config, found)
     placed = zip(config.engine.engine_kinds, found.places.get("engine", ()), strict=False)  # one place is `anywhere`
     for engine, place in placed:

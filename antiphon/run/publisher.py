@@ -159,7 +159,10 @@ class WeightPublisher:
 
 
 class LearnerAccess:
-    """The learner, for as long as `WeightPublisher.updating` holds its lock; `StateError` afterwards."""
+    """The learner, for as long as `WeightPublisher.updating` holds its lock; `StateError` afterwards.
+
+    Whatever is asked of it, it is on its devices: it may not be able to do anything without them.
+    """
 
     def __init__(self, publisher: WeightPublisher, training: TrainBackend) -> None:
         self._publisher = publisher
@@ -177,12 +180,14 @@ class LearnerAccess:
 
     async def begin(self, config: RunConfig) -> None:
         """Start reinforcement learning with fresh optimisers."""
-        beginning = self._training.begin(config.algorithm, config.learner, config.critic, config.steps)
+        training = await self._on_devices()
+        beginning = training.begin(config.algorithm, config.learner, config.critic, config.steps)
         await self._publisher._waits(beginning, "begin", "the learner")
 
     async def begin_supervised(self, optimizer: OptimizerConfig, updates: int) -> None:
         """Start supervised fine-tuning with a fresh optimiser."""
-        await self._publisher._waits(self._training.begin_supervised(optimizer, updates), "begin", "the learner")
+        training = await self._on_devices()
+        await self._publisher._waits(training.begin_supervised(optimizer, updates), "begin", "the learner")
 
     async def learn(self, number: int, groups: Sequence[Group], algorithm_state: AlgorithmState) -> StepResult:
         """Take training step `number` through its stages."""
@@ -198,7 +203,7 @@ class LearnerAccess:
 
     async def publish(self, to_engines: bool = True) -> None:
         """Publish the learner's weights as the next version; without `to_engines`, engines keep those that they have."""
-        self._check_open()
+        await self._on_devices()
         publisher = self._publisher
         await (publisher._publish if to_engines else publisher._keep_engines)(publisher.version.next())
         if publisher.on_publish is not None:
@@ -206,13 +211,18 @@ class LearnerAccess:
 
     async def restore(self, checkpoint: Path) -> None:
         """Load a checkpoint, and give its weights to engines as the version that it has."""
-        await self._publisher._waits(self._training.restore(checkpoint), "restore", "the learner")
+        training = await self._on_devices()
+        await self._publisher._waits(training.restore(checkpoint), "restore", "the learner")
         if self._publisher.version.n:  # else engines have it
             await self._publisher._publish(self._publisher.version)
 
     async def save(self, place: Path) -> None:
         """Begin to write a checkpoint into `place`; training may go on when this returns."""
-        await self._publisher._waits(self._training.save(place), "checkpoint", "the learner")
+        training = await self._on_devices()
+        await self._publisher._waits(training.save(place), "checkpoint", "the learner")
 
-    def _check_open(self) -> None:
-        _ = self._training
+    async def _on_devices(self) -> TrainBackend:
+        training = self._training
+        if self._publisher._devices.models_are_away:
+            await self._publisher._switch_to_training()
+        return training

@@ -22,8 +22,10 @@ from tests.parity.test_meshes import (
     deviations,
     idle,
     kept,
+    leaves_its_device,
     on_mesh,
     saved_models,
+    shares_its_devices,
     trained,
 )
 from tests.parity.test_meshes import ranks as ranks_of
@@ -179,6 +181,12 @@ def test_ranks_replay_experts_as_one_does(bench, models, config):
     assert apart(ours[1], theirs["moved"]) <= 1e-5
 
 
+@pytest.mark.parametrize("config", [zero(1), zero(2), zero(3), zero(3, lora={"rank": 4})], ids=str)
+def test_a_device_that_is_left_has_nothing_of_it(bench, models, config):
+    for before, *away in leaves_its_device(*bench, models["llama"], {"shard": 2}, **config):
+        assert max(away) < 0.02 * before
+
+
 @pytest.mark.parametrize("offload", [False, True])
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_updates_without_packs_move_nothing(bench, models, stage, offload):
@@ -260,3 +268,7 @@ def test_a_whole_run_goes_on_with_torch(project):
     train({}, "--resume", steps=4)
     assert project.summary()["steps"] == 4
     assert not audit(project.folder / "runs" / "run").violations
+
+
+def test_a_run_whose_engines_have_its_devices(project):
+    shares_its_devices(project, zero(3, mesh={"shard": 2}))

@@ -16,9 +16,11 @@ from tests.parity.test_meshes import (
     deviations,
     idle,
     kept,
+    leaves_its_device,
     on_mesh,
     ranks,
     saved_models,
+    shares_its_devices,
     trained,
 )
 
@@ -98,6 +100,21 @@ def test_updates_without_packs_move_nothing(bench, models, mesh, how):
     idle(*bench, models["llama"], mesh, **how)
 
 
+@pytest.mark.parametrize(
+    ("model", "mesh", "how"),
+    [
+        ("llama", {"shard": 2}, PLAIN),
+        ("llama", {"shard": 2}, SHARDED),
+        ("qwen3", {"pipeline": 2, "tensor": 2}, SHARDED),
+        ("mixture", {"shard": 2, "expert": 2}, SHARDED),
+    ],
+    ids=str,
+)
+def test_a_device_that_is_left_has_nothing_of_it(bench, models, model, mesh, how):
+    for before, *away in leaves_its_device(*bench, models[model], mesh, **how):
+        assert max(away) < 0.02 * before
+
+
 def goes_on(there, elsewhere):
     for mine, theirs in zip(elsewhere, there, strict=True):
         assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-6)
@@ -161,3 +178,7 @@ def test_a_run_trains_on_it_and_torch_goes_on(project):
     assert more.returncode == 0, more.stderr
     assert project.summary()["steps"] == 4
     assert not audit(project.folder / "runs" / "run").violations
+
+
+def test_a_run_whose_engines_have_its_devices(project):
+    shares_its_devices(project, {**SHARDED, "mesh": {"shard": 2}})

@@ -1,5 +1,6 @@
 """A rank that is put into one mesh after another: to import torch takes longer than all else that is done here."""
 
+import gc
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,6 +62,9 @@ class Workbench(Worker):
         """Be a rank of a new learner."""
         if distributed.is_initialized():
             distributed.destroy_process_group()
+        self.learner: Any = None
+        # Of learners that a library still knows.
+        self._others = {} if config.kind == "torch" else _storages()
         self.learner = LEARNERS.resolve(config.kind)(model, config, 0)
         if config.mesh.world > 1:
             self.learner.join(rank, where)
@@ -167,14 +171,21 @@ class Workbench(Worker):
         self.learner._writer.finish()
         return metrics
 
-    def leave(self, leaves: bool, algorithm: AlgorithmConfig, batch: TrainBatch) -> tuple[list[Any], Arrays]:
-        """Two updates, the device left and come back to in between or not: what they come to, and the weights."""
+    def leave(self, leaves: bool, algorithm: AlgorithmConfig, batch: TrainBatch) -> tuple[list[Any], Arrays, list[int]]:
+        """Two updates and a checkpoint's copies, the device left and come back to in between or not: what they come to, the
+        weights, and the bytes of the learner's tensors before and meanwhile."""
         self.learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3), STEPS)
-        metrics = [self.learner._update(batch.updates[0])]
-        if leaves:
+        metrics, held = [self.learner._update(batch.updates[0])], [self._held()]
+        for _ in range(2 if leaves else 0):
             self.learner.offload()
+            held.append(self._held())
             self.learner.reload()
-        return [*metrics, self.learner._update(batch.updates[0])], self.weights()
+            self.learner._snapshot()
+        return [*metrics, self.learner._update(batch.updates[0])], self.weights(), held
+
+    def _held(self) -> int:
+        """Bytes of all tensors that are there since the learner was opened."""
+        return sum(storage.nbytes() for key, storage in _storages().items() if key not in self._others)
 
     def descend(self, algorithm: AlgorithmConfig, batch: TrainBatch) -> None:
         """Steps of plain descent."""
@@ -295,6 +306,17 @@ def _empty(update: Update) -> Update:
 def _bytes(tensors: list[torch.Tensor]) -> int:
     here = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
     return sum(tensor.nbytes for tensor in here)
+
+
+def _storages() -> dict[int, torch.UntypedStorage]:
+    """The storages that tensors of this process have."""
+    gc.collect()
+    found = {}
+    for each in gc.get_objects():
+        if issubclass(type(each), torch.Tensor) and not isinstance(each, DTensor) and each.device.type != "meta":
+            storage = each.untyped_storage()
+            found[storage._cdata] = storage
+    return found
 
 
 def _memory(which: str) -> int:

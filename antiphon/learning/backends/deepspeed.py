@@ -23,10 +23,9 @@ from antiphon.core.config import parse, set_environment
 from antiphon.core.errors import UnsupportedError
 from antiphon.core.types import Pack
 from antiphon.learning.backend_options import DeepSpeedOptions
-from antiphon.learning.checkpointed_learner import GatherTensor, trim_memory
+from antiphon.learning.backends.parked_storages import ParkableModel, ParkingLearner, find_tensors
+from antiphon.learning.checkpointed_learner import GatherTensor
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
-from antiphon.learning.pack_learner import PackLearner
-from antiphon.learning.parallel.sharding import ShardedModel
 from antiphon.learning.parallel.whole_model import PipelineForward
 from antiphon.learning.torch_learner import TorchLearner
 
@@ -36,7 +35,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")  # torch's names
 BUCKET = 1 << 26  # elements of gradients that are summed at once
 
 
-class ZeroModel(ShardedModel):
+class ZeroModel(ParkableModel):
     """This rank's share of a model that DeepSpeed has cut."""
 
     def _shard(self, config: LearnerConfig) -> None:
@@ -112,6 +111,22 @@ class ZeroModel(ShardedModel):
         else:
             deepspeed.utils.safe_set_full_optimizer_state(parameter, whole, key)
 
+    def device_tensors(self) -> Iterator[torch.Tensor]:
+        """Yield parameters, buffers, and whatever DeepSpeed's optimiser has."""
+        for parameter in self.model.parameters():
+            yield parameter
+            yield from find_tensors([getattr(parameter, "ds_tensor", None), parameter.grad])
+        yield from self.model.buffers()
+        yield from find_tensors(vars(self.zero))
+        for group in self.zero.optimizer.param_groups:
+            yield from group["params"]
+        yield from find_tensors(self.zero.optimizer.state)
+
+    def scratch_tensors(self) -> Iterator[torch.Tensor]:
+        """Yield the buckets of gradients that ranks sum, and this rank's piece of the sums at stage 3."""
+        yield from find_tensors([bucket.buffer for bucket in self.zero.ipg_buckets.values()])
+        yield from find_tensors(getattr(self.zero, "grad_partitions_flat_buffer", None))
+
     def _piece(self, whole: torch.Tensor, parameter: Any) -> torch.Tensor:
         """This rank's piece of a tensor that is cut as a parameter is: flat, the last one filled up."""
         size = parameter.ds_tensor.numel()
@@ -128,7 +143,7 @@ class ZeroModel(ShardedModel):
                 lazy_init_hp_params_optimizer_state(self.zero.bit16_groups[number], piece, self.zero.optimizer.state)
 
 
-class DeepSpeedBackend(PackLearner):
+class DeepSpeedBackend(ParkingLearner):
     """A learner of any objective, whose model and optimiser are DeepSpeed's."""
 
     sharded = ZeroModel
@@ -171,10 +186,6 @@ class DeepSpeedBackend(PackLearner):
             self.shards.take_moment(parameter, key, kept[key])
         for state in self.optimizer.state.values():
             state["step"].fill_(kept.get("step", 0))
-
-    def _move(self, device: torch.device) -> None:
-        # Only a CPU is shared with others, see `start.placed`.
-        trim_memory()
 
 
 class DeepSpeedLearner(DeepSpeedBackend, TorchLearner):

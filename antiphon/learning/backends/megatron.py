@@ -22,6 +22,7 @@ from antiphon.core.types import Pack
 from antiphon.learning.backend_options import MegatronOptions, megatron_incompatibilities
 from antiphon.learning.backends.megatron_attention import AttentionInputs, PackedAttention
 from antiphon.learning.backends.megatron_names import SCORE, Part, head_size, parts
+from antiphon.learning.backends.parked_storages import ParkableModel, ParkingLearner, find_tensors
 from antiphon.learning.checkpointed_learner import GatherTensor
 from antiphon.learning.config import LearnerConfig, OptimizerConfig, megatron_problems
 from antiphon.learning.mesh import LOOPBACK, Mesh, connect_store
@@ -29,8 +30,6 @@ from antiphon.learning.model.attention import AttentionReader
 from antiphon.learning.model.loading import resolve_device
 from antiphon.learning.model.logprobs import Vocabulary
 from antiphon.learning.model.pack_layout import PackLayout
-from antiphon.learning.pack_learner import PackLearner
-from antiphon.learning.parallel.sharding import ShardedModel
 from antiphon.learning.parallel.whole_model import PipelineForward, WholeModel
 from antiphon.learning.torch_learner import TorchLearner
 
@@ -61,7 +60,7 @@ T = TypeVar("T")
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-class MegatronBackend(PackLearner):
+class MegatronBackend(ParkingLearner):
     """A learner of any objective, whose model Megatron-Core computes."""
 
     optimizer: "_Optimizer"
@@ -119,10 +118,6 @@ class MegatronBackend(PackLearner):
         for key, whole in kept.items():
             self.shards.take_moment(name, key, whole)
 
-    def _move(self, device: torch.device) -> None:
-        if device != self.device:
-            raise UnsupportedError("the megatron learner cannot leave its device")
-
     def _pipeline_forward(self, pack: Pack, reader: AttentionReader | None = None) -> torch.Tensor:
         """As Megatron's stages send it, [n, 1, H]."""
         with self._autocast():
@@ -152,7 +147,7 @@ class MegatronLearner(MegatronBackend, TorchLearner):
     """Trains a policy."""
 
 
-class MegatronModel(ShardedModel):
+class MegatronModel(ParkableModel):
     """This rank's share of a model that is Megatron's. Tensors have the names and shapes of Hugging Face."""
 
     def __init__(self, source: PreTrainedModel, mesh: Mesh, config: LearnerConfig, options: MegatronOptions) -> None:
@@ -301,6 +296,27 @@ class MegatronModel(ShardedModel):
         if parameter in self._kept and key in (kept := self._kept[parameter]).state:
             spread.view(-1)[kept.span] = kept.state[key].flatten()
         return spread
+
+    # --- a device that others use too ----------------------------------------------------------------------------------
+
+    def device_tensors(self) -> Iterator[torch.Tensor]:
+        """Yield parameters, buffers, what the optimiser keeps, and the routes of the last tokens to experts."""
+        yield from (*self.model.parameters(), *self.model.buffers())
+        for module in self.model.modules():
+            if hasattr(module, "token_dispatcher"):
+                yield from find_tensors(vars(module.token_dispatcher))
+        for optimizer in self._optimizer.chained_optimizers if hasattr(self, "_optimizer") else ():
+            for group in optimizer.optimizer.param_groups:
+                yield from group["params"]
+            for state in optimizer.optimizer.state.values():
+                yield from find_tensors(state)
+
+    def scratch_tensors(self) -> Iterator[torch.Tensor]:
+        """Yield buffers of gradients, which are zeros before each update, and what the previous stage sent last."""
+        yield from find_tensors(self.model.decoder.input_tensor)
+        if hasattr(self, "_optimizer"):
+            for buffer in (*self.parallel.buffers, *self.parallel.expert_parallel_buffers):
+                yield buffer.grad_data
 
 
 def _alike(parameter: nn.Parameter) -> Any:
