@@ -23,7 +23,7 @@ from antiphon.core.config import parse, set_environment
 from antiphon.core.errors import UnsupportedError
 from antiphon.core.types import Pack
 from antiphon.learning.backend_options import DeepSpeedOptions
-from antiphon.learning.backends.parked_storages import ParkableModel, ParkingLearner, find_tensors
+from antiphon.learning.backends.offloaded_storages import OffloadableModel, OffloadingLearner, find_tensors
 from antiphon.learning.checkpointed_learner import GatherTensor
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.parallel.whole_model import PipelineForward
@@ -35,7 +35,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")  # torch's names
 BUCKET = 1 << 26  # elements of gradients that are summed at once
 
 
-class ZeroModel(ParkableModel):
+class ZeroModel(OffloadableModel):
     """This rank's share of a model that DeepSpeed has cut."""
 
     def _shard(self, config: LearnerConfig) -> None:
@@ -143,7 +143,7 @@ class ZeroModel(ParkableModel):
                 lazy_init_hp_params_optimizer_state(self.zero.bit16_groups[number], piece, self.zero.optimizer.state)
 
 
-class DeepSpeedBackend(ParkingLearner):
+class DeepSpeedBackend(OffloadingLearner):
     """A learner of any objective, whose model and optimiser are DeepSpeed's."""
 
     sharded = ZeroModel

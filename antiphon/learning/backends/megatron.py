@@ -22,7 +22,7 @@ from antiphon.core.types import Pack
 from antiphon.learning.backend_options import MegatronOptions, megatron_incompatibilities
 from antiphon.learning.backends.megatron_attention import AttentionInputs, PackedAttention
 from antiphon.learning.backends.megatron_names import SCORE, Part, head_size, parts
-from antiphon.learning.backends.parked_storages import ParkableModel, ParkingLearner, find_tensors
+from antiphon.learning.backends.offloaded_storages import OffloadableModel, OffloadingLearner, find_tensors
 from antiphon.learning.checkpointed_learner import GatherTensor
 from antiphon.learning.config import LearnerConfig, OptimizerConfig, megatron_problems
 from antiphon.learning.mesh import LOOPBACK, Mesh, connect_store
@@ -60,7 +60,7 @@ T = TypeVar("T")
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-class MegatronBackend(ParkingLearner):
+class MegatronBackend(OffloadingLearner):
     """A learner of any objective, whose model Megatron-Core computes."""
 
     optimizer: "_Optimizer"
@@ -147,7 +147,7 @@ class MegatronLearner(MegatronBackend, TorchLearner):
     """Trains a policy."""
 
 
-class MegatronModel(ParkableModel):
+class MegatronModel(OffloadableModel):
     """This rank's share of a model that is Megatron's. Tensors have the names and shapes of Hugging Face."""
 
     def __init__(self, source: PreTrainedModel, mesh: Mesh, config: LearnerConfig, options: MegatronOptions) -> None:

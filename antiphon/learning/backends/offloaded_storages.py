@@ -11,7 +11,7 @@ from antiphon.learning.pack_learner import PackLearner
 from antiphon.learning.parallel.sharding import ShardedModel
 
 
-class ParkedStorages:
+class OffloadedStorages:
     """Contents of storages that were taken off their device, in the memory of the machine.
 
     A tensor keeps its storage, which is empty meanwhile: so views of a buffer stay views of it, and communication groups and
@@ -19,7 +19,7 @@ class ParkedStorages:
     """
 
     def __init__(self) -> None:
-        self._parked: list[tuple[torch.UntypedStorage, torch.UntypedStorage | int]] = []
+        self._offloaded: list[tuple[torch.UntypedStorage, torch.UntypedStorage | int]] = []
 
     def take(self, tensors: Iterable[torch.Tensor], device: torch.device, *, copy: bool = True) -> None:
         """Free the storages that `tensors` have on `device`.
@@ -31,22 +31,22 @@ class ParkedStorages:
         """
         for storage in _storages(tensors, device):
             size, pinned = storage.nbytes(), device.type == "cuda"
-            parked = torch.empty(size, dtype=torch.uint8, pin_memory=pinned).untyped_storage() if copy else size
-            if isinstance(parked, torch.UntypedStorage):
-                parked.copy_(storage)
-            self._parked.append((storage, parked))
+            offloaded = torch.empty(size, dtype=torch.uint8, pin_memory=pinned).untyped_storage() if copy else size
+            if isinstance(offloaded, torch.UntypedStorage):
+                offloaded.copy_(storage)
+            self._offloaded.append((storage, offloaded))
             storage.resize_(0)
 
     def restore(self) -> None:
         """Bring everything back."""
-        while self._parked:
-            storage, parked = self._parked.pop()
-            if isinstance(parked, int):
-                storage.resize_(parked)
+        while self._offloaded:
+            storage, offloaded = self._offloaded.pop()
+            if isinstance(offloaded, int):
+                storage.resize_(offloaded)
                 storage.fill_(0)
             else:
-                storage.resize_(parked.nbytes())
-                storage.copy_(parked)
+                storage.resize_(offloaded.nbytes())
+                storage.copy_(offloaded)
 
 
 def find_tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -71,7 +71,7 @@ def _storages(tensors: Iterable[torch.Tensor], device: torch.device) -> list[tor
     return [*found.values()]
 
 
-class ParkableModel(ShardedModel):
+class OffloadableModel(ShardedModel):
     """A model that says what it has on its device."""
 
     def device_tensors(self) -> Iterator[torch.Tensor]:
@@ -83,23 +83,23 @@ class ParkableModel(ShardedModel):
         raise NotImplementedError
 
 
-class ParkingLearner(PackLearner):
+class OffloadingLearner(PackLearner):
     """A learner that leaves its device with its tensors where they are, in the buffers of its backend."""
 
-    shards: ParkableModel
+    shards: OffloadableModel
 
     @cached_property
-    def _parked(self) -> ParkedStorages:
-        return ParkedStorages()
+    def _offloaded(self) -> OffloadedStorages:
+        return OffloadedStorages()
 
     def offload(self) -> None:
         """Move everything to the memory of the machine, so that others can use the device."""
-        self._parked.take(self.shards.scratch_tensors(), self.device, copy=False)
-        self._parked.take(self.shards.device_tensors(), self.device)
+        self._offloaded.take(self.shards.scratch_tensors(), self.device, copy=False)
+        self._offloaded.take(self.shards.device_tensors(), self.device)
         trim_memory()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def reload(self) -> None:
         """Move everything back to the device."""
-        self._parked.restore()
+        self._offloaded.restore()

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.learning.backends.parked_storages import ParkedStorages, find_tensors
+from antiphon.learning.backends.offloaded_storages import OffloadedStorages, find_tensors
 
 CPU = torch.device("cpu")
 
@@ -17,11 +17,11 @@ def test_views_come_back_as_views_of_what_they_were(sizes, views):
     buffers = [torch.arange(1.0, size + 1) for size in sizes]
     viewed = [buffers[number % len(buffers)][start:] for number, start in views]
     expected = [tensor.clone() for tensor in (*buffers, *viewed)]
-    parked = ParkedStorages()
-    parked.take([*viewed, *buffers, *viewed], CPU)
+    offloaded = OffloadedStorages()
+    offloaded.take([*viewed, *buffers, *viewed], CPU)
     assert all(buffer.untyped_storage().nbytes() == 0 for buffer in buffers)
-    parked.take(buffers, CPU)  # once more: there is nothing left to take
-    parked.restore()
+    offloaded.take(buffers, CPU)  # once more: there is nothing left to take
+    offloaded.restore()
     assert all(torch.equal(a, b) for a, b in zip((*buffers, *viewed), expected, strict=True))
     buffers[0].fill_(7.0)
     assert all(
@@ -31,20 +31,20 @@ def test_views_come_back_as_views_of_what_they_were(sizes, views):
 
 def test_what_need_not_be_kept_comes_back_as_zeros():
     scratch, kept, elsewhere = torch.ones(3), torch.ones(3), torch.ones(3, device="meta")
-    parked = ParkedStorages()
-    parked.take([scratch, elsewhere], CPU, copy=False)
-    parked.take([scratch, kept], CPU)
-    parked.restore()
+    offloaded = OffloadedStorages()
+    offloaded.take([scratch, elsewhere], CPU, copy=False)
+    offloaded.take([scratch, kept], CPU)
+    offloaded.restore()
     assert scratch.tolist() == [0.0] * 3 and kept.tolist() == [1.0] * 3
 
 
 def test_memory_that_cannot_be_resized_stays(tmp_path):
     (tmp_path / "file").write_bytes(bytes(8))
     mapped = torch.from_file(str(tmp_path / "file"), size=2)
-    parked = ParkedStorages()
-    parked.take([mapped], CPU)
+    offloaded = OffloadedStorages()
+    offloaded.take([mapped], CPU)
     assert mapped.tolist() == [0.0, 0.0]
-    parked.restore()
+    offloaded.restore()
     assert mapped.tolist() == [0.0, 0.0]
 
 
