@@ -13,7 +13,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from hypothesis import settings
 from antiphon.core.errors import ConfigError
 from antiphon.engines.base import ENGINES
 from antiphon.record.metric_descriptions import find_undescribed
+from tests import warm
 
 # A shell starts what it runs in the background with Ctrl-C ignored, and all processes that are started from there inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -103,6 +103,7 @@ TASK = r"""
 def pytest_addoption(parser):
     parser.addoption("--kills", type=int, default=0, help="kills of the long chaos test")
     parser.addoption("--seed", type=int, default=0, help="of the long chaos test")
+    parser.addoption("--cold", action="store_true", help="start each program by an interpreter, as users do")
     parser.addoption("--long", action="store_true", help="tests that take minutes, too")
     parser.addoption(
         "--engine",
@@ -128,7 +129,8 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """Skip a test that needs what this system lacks and pip does not bring."""
+    """Skip a test that needs what this system lacks and pip does not bring. Tests of units start their own fork servers."""
+    warm.use("unit" not in item.path.parts and not item.config.getoption("--cold"))
     if item.get_closest_marker("reasoning_gym"):
         pytest.importorskip("reasoning_gym", reason="reasoning-gym needs a C compiler to be installed")
     needed = [name for marker in item.iter_markers("commands") for name in marker.args]
@@ -230,13 +232,7 @@ class Project:
         return path
 
     def start(self, *arguments: str) -> "subprocess.Popen[str]":
-        process = subprocess.Popen(
-            [sys.executable, "-m", "antiphon", *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+        process = warm.start("-m", "antiphon", *arguments)
         self._started.append(process)
         return process
 

@@ -1,15 +1,13 @@
 """A run that is killed again and again, at named points of its processes."""
 
 import json
-import os
 import signal
 import sqlite3
-import subprocess
-import sys
 import textwrap
 from contextlib import closing
 
 from antiphon.inspect.audit import audit
+from tests import warm
 
 # Parts that arm a named point in their own process, as `armed.json` says: {"learner": ["checkpoint.write", 1]}.
 PARTS = """
@@ -140,15 +138,8 @@ class Lives:
             record={"token_stats": ["entropy", "advantage"]},
             grading={"workers": 1},
         )
-        command = [sys.executable, "-c", CONTROLLER, self.orders, "train", config]
-        command += [f"steps={STEPS if ends_it else self.steps() + 8}", *["--resume"] * (self.lived > 0)]
-        done = subprocess.run(
-            list(map(str, command)),
-            capture_output=True,
-            text=True,
-            timeout=240,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+        steps = f"steps={STEPS if ends_it else self.steps() + 8}"
+        done = warm.run("-c", CONTROLLER, self.orders, "train", config, steps, *["--resume"] * (self.lived > 0))
         said = done.stdout + done.stderr
         if ends_it:
             assert done.returncode == -signal.SIGKILL, said

@@ -1,13 +1,11 @@
 """A run with a curriculum that is killed may draw other prompts after its resume, and its record is whole."""
 
-import os
 import signal
-import subprocess
-import sys
 
 import pytest
 
 from antiphon.inspect.audit import audit
+from tests import warm
 from tests.chaos.test_resume import KILLED
 
 
@@ -17,8 +15,7 @@ def test_a_killed_curriculum_goes_on(project):
     task |= {"curriculum": {"sweep": 4}, "mean_range": [0.01, 0.9], "evaluation": {"success_at": 0.125}}
     rollout = {"async_ratio": 2, "groups_per_step": 4, "extra_groups": 2, "order": "ready"}
     path = project.config(steps=8, tasks=[task], rollout=rollout, checkpoint={"every": 2}, evaluation={"every": 0})
-    command = [sys.executable, "-c", KILLED, "published", "4", "train", str(path)]
-    killed = subprocess.run(command, capture_output=True, text=True, timeout=240, env=os.environ)
+    killed = warm.run("-c", KILLED, "published", 4, "train", path)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     done = project.run("train", path, "--resume")
     assert done.returncode == 0, done.stderr

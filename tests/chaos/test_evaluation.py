@@ -1,16 +1,14 @@
 """A run that is killed in the midst of an evaluation beside training does it again when it is resumed."""
 
 import json
-import os
 import signal
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 
 import pytest
 
 from antiphon.inspect.audit import audit
+from tests import warm
 from tests.chaos.test_resume import KILLED
 
 
@@ -44,8 +42,7 @@ def test_an_evaluation_that_a_kill_cut_off_is_done_again(project):
         evaluation={"every": 1, "samples": 4, "concurrency": 1},  # 160 attempts, one by one, against 8 for a step
         checkpoint={"every": 1},
     )
-    command = [sys.executable, "-c", KILLED, "published", "3", "train", str(path)]
-    killed = subprocess.run(command, capture_output=True, text=True, timeout=240, env=os.environ)
+    killed = warm.run("-c", KILLED, "published", 3, "train", path)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     run = project.folder / "runs" / "run"
     assert evaluations(run, 0) == [(0, (0, 0)), (1, None)]

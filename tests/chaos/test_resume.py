@@ -7,8 +7,6 @@ import re
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from importlib.util import find_spec
 
@@ -17,6 +15,7 @@ import torch
 
 from antiphon.inspect.audit import audit
 from antiphon.record import trajectories
+from tests import warm
 
 KILLED = """
 import sys
@@ -67,8 +66,7 @@ def test_a_deterministic_run_goes_on_to_the_last_bit(project):
     assert project.run("train", config("whole")).returncode == 0
     path, cut, whole = config("cut"), project.folder / "runs" / "cut", project.folder / "runs" / "whole"
     for number, (point, count) in enumerate((("published", 2), ("ledger.commit", 5), ("rollouts.written", 2))):
-        order = [sys.executable, "-c", KILLED, point, str(count), "train", str(path), *["--resume"] * (number > 0)]
-        killed = subprocess.run(order, capture_output=True, timeout=240)
+        killed = warm.run("-c", KILLED, point, count, "train", path, *["--resume"] * (number > 0))
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         assert not audit(cut).violations
     resumed = project.run("train", path, "--resume")
@@ -87,8 +85,7 @@ def test_a_run_whose_head_is_gone_goes_on_elsewhere(project):
     """From the run directory alone: in another folder, on another cluster, with other engines, on weights that come another
     way."""
     path = project.config(steps=6, checkpoint={"every": 1}, rollout={"async_ratio": 1})
-    order = [sys.executable, "-c", KILLED, "published", "4", "train", str(path)]
-    assert subprocess.run(order, capture_output=True, timeout=240).returncode == -signal.SIGKILL
+    assert warm.run("-c", KILLED, "published", 4, "train", path).returncode == -signal.SIGKILL
     elsewhere = project.folder / "elsewhere"
     shutil.move(project.folder / "runs", elsewhere)
     cores = ", ".join(f"cpu:{core}-{core}" for core in sorted(os.sched_getaffinity(0))[:2])
@@ -105,8 +102,7 @@ def test_a_run_whose_head_is_gone_goes_on_elsewhere(project):
 def test_a_run_is_resumed_with_default_checkpoints(project, steps):
     """Killed as it publishes a step: what was trained on since the last checkpoint is undone, and no attempt counts twice."""
     path, run = project.config(steps=15, rollout={"async_ratio": 1}), project.folder / "runs" / "run"
-    order = [sys.executable, "-c", KILLED, "publish", str(steps), "train", str(path)]
-    killed = subprocess.run(order, capture_output=True, timeout=240)
+    killed = warm.run("-c", KILLED, "publish", steps, "train", path)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     resumed = project.run("train", path, "--resume")
     assert resumed.returncode == 0, resumed.stderr

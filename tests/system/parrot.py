@@ -4,15 +4,14 @@ Its next token depends on the one before alone.
 """
 
 import itertools
-import os
 import signal
 import string
-import subprocess
-import sys
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from tests import warm
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"where": "é"}}\n</tool_call>'
 SAID = {"<|alphabet|>": [*string.ascii_lowercase], "<|tools|>": ["I will. ", CALL], "<|told|>": ["It is 42."]}
@@ -57,14 +56,10 @@ def serving(directory, folder):
     token = folder / "token"
     token.write_text("open sesame".replace(" ", "-"))
     arguments = ["serve", str(directory), "port=0", "engine.slots=4", "engine.device=cpu", "--token-file", str(token)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "antiphon", *arguments],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    process = warm.start("-m", "antiphon", *arguments)
     assert process.stdout is not None
     yield process.stdout.readline().strip(), "open-sesame"
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0
     process.stdout.close()
+    process.stderr.close()

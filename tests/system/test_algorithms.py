@@ -5,8 +5,6 @@ import math
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -31,6 +29,7 @@ from antiphon.inspect.why import why
 from antiphon.record.trajectories import read
 from antiphon.run import commands
 from antiphon.run.config import RunConfig
+from tests import warm
 from tests.chaos.test_resume import KILLED, last_checkpoint, trained
 from tests.raising import raises_with
 
@@ -136,8 +135,7 @@ def test_critics_are_part_of_the_cut(project):
     whole, cut = project.folder / "runs" / "whole", project.folder / "runs" / "cut"
     assert project.run("train", config("whole")).returncode == 0
     path = config("cut")
-    order = [sys.executable, "-c", KILLED, "checkpoint.published", "4", "train", str(path)]
-    assert subprocess.run(order, capture_output=True, timeout=240).returncode == -signal.SIGKILL
+    assert warm.run("-c", KILLED, "checkpoint.published", 4, "train", path).returncode == -signal.SIGKILL
     assert not audit(cut).violations
     resumed = project.run("train", path, "--resume")
     assert resumed.returncode == 0, resumed.stderr
@@ -312,8 +310,7 @@ def test_asynchrony_critics_and_rhythm_together_are_resumed(tmp_path):
     shutil.copytree(Path(__file__).parents[2] / "recipes" / "tiny_arithmetic", tmp_path, dirs_exist_ok=True)
     small = ["sft.steps=2", "evaluation.limit=8", "evaluation.minimum_accuracy=0", "checkpoint.every=1"]
     for steps, more in ((2, ()), (4, ("--resume",))):
-        command = [sys.executable, "-m", "antiphon", "train", "three_a.yaml", f"steps={steps}", *small, *more]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        done = warm.run("-m", "antiphon", "train", "three_a.yaml", f"steps={steps}", *small, *more, directory=tmp_path)
         assert done.returncode == 0, done.stderr
     run = tmp_path / "runs" / "tiny_arithmetic_three_a"
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

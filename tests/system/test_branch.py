@@ -5,8 +5,6 @@ import re
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 
 import pytest
@@ -14,6 +12,7 @@ import yaml
 
 import antiphon
 from antiphon.inspect.audit import audit
+from tests import warm
 
 pytestmark = pytest.mark.system
 KILLED = """
@@ -54,7 +53,7 @@ def test_unchanged_branch_repeats_its_source(project):
     before, whole = contents(source), trained(source, 3)
 
     command = ["branch", source, "--at", 3, "--name", "new", "--code", project.folder]
-    killed = subprocess.run([sys.executable, "-c", KILLED, *map(str, command)], capture_output=True, timeout=240)
+    killed = warm.run("-c", KILLED, *command)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert contents(source) == before
     aside = shutil.move(source, project.folder / "aside")

@@ -8,14 +8,14 @@ import os
 import re
 import shutil
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+from tests import warm
 
 pytestmark = pytest.mark.system
 
@@ -74,22 +74,13 @@ def verbs_for(request):
 
 def read_all(verbs, run, trained):
     """Run the verbs side by side; each is ended after the limit, and the test with it."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8", "COLUMNS": "300"}
-    processes = {
-        verb: subprocess.Popen(
-            [sys.executable, "-m", "antiphon", *map(str, called(verb, run, trained))],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=env,
-        )
-        for verb in verbs
-    }
+    wide = {**os.environ, "COLUMNS": "300"}
+    processes = {verb: warm.start("-m", "antiphon", *called(verb, run, trained), environment=wide) for verb in verbs}
     found = {}
     try:
         for verb, process in processes.items():
             out, err = process.communicate(timeout=SECONDS)
-            found[verb] = (process.returncode, out.decode(), err.decode())
+            found[verb] = (process.returncode, out, err)
     finally:
         for process in processes.values():
             process.kill()

@@ -42,9 +42,13 @@ class Child:
         await asyncio.wait([asyncio.wrap_future(self._end)], timeout=seconds)
         return self.has_ended
 
-    def join(self) -> None:
-        """Block until the process has ended."""
-        self._end.result()
+    def join(self, seconds: float | None = None) -> None:
+        """Block until the process has ended.
+
+        Raises:
+            TimeoutError: It runs for longer than `seconds`.
+        """
+        self._end.result(seconds)
 
     def terminate(self) -> None:
         """Ask the process to end."""
