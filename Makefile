@@ -42,7 +42,7 @@ parity: $(VENV)/.installed-dev envs/learners/.installed  ## all comparisons with
 	envs/learners/bin/python -m pytest -q --long tests/parity/test_deepspeed.py tests/parity/test_megatron.py tests/parity/test_objectives.py
 
 chaos: $(VENV)/.installed-dev  ## 60 kills of real processes at random, and 6 of nodes; make chaos SEED=7 draws others
-	pytest -q -s --long tests/chaos/test_kills.py tests/chaos/test_nodes.py tests/chaos/test_weights.py -k "random or anywhere or rollout_worker or join or two_nodes or other_nodes" --kills 60 --seed $(or $(SEED),0)
+	pytest -q -s --long --cold tests/chaos/test_kills.py tests/chaos/test_nodes.py tests/chaos/test_weights.py -k "random or anywhere or rollout_worker or join or two_nodes or other_nodes" --kills 60 --seed $(or $(SEED),0)
 
 browser: $(VENV)/.installed-dev  ## the dashboard in a chromium of the system
 	pytest -q -p no:randomly tests/browser

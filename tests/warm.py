@@ -78,7 +78,8 @@ class Program:
     def __init__(self, arguments, environment, directory):
         self.args = arguments
         self.returncode = None
-        order = {"arguments": arguments, "environment": environment, "directory": str(directory), "path": _fresh_path()}
+        path = _fresh_path(environment.get("PYTHONPATH", ""))
+        order = {"arguments": arguments, "environment": environment, "directory": str(directory), "path": path}
         out, err = os.pipe(), os.pipe()
         line, theirs = socket.socketpair()
         with line, open(os.devnull) as nothing:
@@ -202,13 +203,14 @@ def _keep_a_fork():
 
 
 def _own(environment):
-    """Leave out what pytest and torch set by themselves, and what is read when it is used."""
-    others = ("PYTEST_", "TORCHINDUCTOR_", "COLUMNS")
+    """Leave out what pytest and torch set by themselves, what is read when it is used, and what is passed on apart."""
+    others = ("PYTEST_", "TORCHINDUCTOR_", "COLUMNS", "PYTHONPATH")
     return {name: value for name, value in environment.items() if not name.startswith(others)}
 
 
 @functools.cache
-def _fresh_path():
-    """The import path of a new interpreter, but for its first entry."""
-    print_path = "import json, sys; print(json.dumps(sys.path[1:]))"
-    return json.loads(subprocess.run([sys.executable, "-c", print_path], capture_output=True, check=True).stdout)
+def _fresh_path(own):
+    """The import path of a new interpreter, but for its first entry, with an own PYTHONPATH."""
+    command = [sys.executable, "-c", "import json, sys; print(json.dumps(sys.path[1:]))"]
+    environment = {**os.environ, "PYTHONPATH": own}
+    return json.loads(subprocess.run(command, capture_output=True, check=True, env=environment).stdout)

@@ -59,7 +59,7 @@ def measure_suite(
         ConfigError: lm-eval is not installed, or there is no such task.
         DataError: The data of a task cannot be loaded.
     """
-    manager = import_optional("lm_eval.tasks", "--suite", "lm-eval").TaskManager(include_path=folder and str(folder))
+    manager = _find_tasks(tasks, folder)
     for name in tasks:
         if not manager.match_tasks([name]):
             nearest = tuple(difflib.get_close_matches(name, manager.all_tasks, n=3))
@@ -67,6 +67,16 @@ def measure_suite(
             raise ConfigError(f"lm-eval has no task {name!r}{hint}", key="--suite", value=name, suggestions=nearest)
     asked = {"tasks": list(tasks), "task_manager": manager, "num_fewshot": shots, "limit": limit or None}
     return run_blocking(_measure(model, config, asked | {"apply_chat_template": chat}))
+
+
+def _find_tasks(names: Sequence[str], folder: Path | None) -> Any:
+    """Return lm-eval's manager of tasks. It reads thousands of files of its own tasks, for seconds, only if they are needed."""
+    manager_type = import_optional("lm_eval.tasks", "--suite", "lm-eval").TaskManager
+    if folder is not None:
+        own = manager_type(include_path=str(folder), include_defaults=False)
+        if {*names} <= {*own.all_subtasks}:  # groups may have tasks of lm-eval
+            return own
+    return manager_type(include_path=folder and str(folder))
 
 
 async def _measure(model: str, config: RunConfig, asked: dict[str, Any]) -> dict[str, dict[str, float]]:

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -12,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import antiphon
 from antiphon.core.errors import ConfigError
+from tests import warm
 from tests.raising import raises_with
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(5)]
@@ -41,8 +40,7 @@ def test_a_closure_rewards_and_a_resume_needs_it(tmp_path, model):
     assert name.startswith(f"{__name__}:make_reward.<locals>.digits@")
     assert AutoModelForCausalLM.from_pretrained(result.model).num_parameters() > 0
 
-    command = [sys.executable, "-m", "antiphon", "train", str(tmp_path / "runs/run/config.yaml"), "--resume", "steps=3"]
-    refused = subprocess.run(command, capture_output=True, text=True)
+    refused = warm.run("-m", "antiphon", "train", tmp_path / "runs/run/config.yaml", "--resume", "steps=3")
     assert refused.returncode != 0 and "make_reward.<locals>.digits" in refused.stderr + refused.stdout
     assert "Traceback" not in refused.stderr
 
@@ -101,7 +99,7 @@ def test_objects_of_a_notebook_reach_all_workers(tmp_path, model, workers):
         )
         print("steps", result.summary["steps"])
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True)
+    done = warm.run("-c", textwrap.dedent(script))
     assert done.returncode == 0, done.stderr
     assert "steps 2" in done.stdout
     task = recorded(tmp_path)["tasks"][0]

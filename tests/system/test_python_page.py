@@ -1,9 +1,9 @@
 """docs/python.md: its blocks run in order as they stand, in a script and in a notebook."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from tests import warm
 
 PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 
@@ -14,9 +14,7 @@ def blocks():
 
 def test_the_blocks_run_in_order(tmp_path, model):
     start = f"import matplotlib\nmatplotlib.use('Agg')\nMODEL = {str(model)!r}\n"
-    script = tmp_path / "page.py"
-    script.write_text(start + "\n".join(blocks()))
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
+    done = warm.run("-c", start + "\n".join(blocks()), directory=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "stepwise" in done.stdout  # in the name of the run
 

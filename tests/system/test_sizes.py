@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +24,7 @@ from antiphon.simulate.model_facts import ModelFacts, read_model_facts
 from antiphon.simulate.model_shape import Architecture, Weight
 from antiphon.simulate.planner import predict
 from antiphon.simulate.speed_estimate import estimate
+from tests import warm
 from tests.raising import raises_with
 
 ROOT = Path(__file__).parents[2]
@@ -236,7 +235,7 @@ def test_the_recipes_for_clusters_can_be_planned(recipe):
 
 def antiphon(*arguments, cwd=ROOT):
     script = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from antiphon.cli.app import main; main()"
-    return subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, cwd=cwd)
+    return warm.run("-c", script, *arguments, directory=cwd)
 
 
 @pytest.mark.reasoning_gym

@@ -35,7 +35,8 @@ for name in ("sums", "long"):  # every second answer is what it says
     open(path, "w").write("".join(json.dumps(row) + "\\n" for row in rows))
 found = lm_eval.simple_evaluate(
     "hf", model_args={"pretrained": model, "dtype": "float32"}, device="cpu", batch_size=4, log_samples=False,
-    tasks=["sums", "long", "choice", "text"], task_manager=TaskManager(include_path=folder), num_fewshot=int(shots) or None,
+    tasks=["sums", "long", "choice", "text"], task_manager=TaskManager(include_path=folder, include_defaults=False),
+    num_fewshot=int(shots) or None,
 )
 kept = {task: {k: float(v) for k, v in each.items() if isinstance(v, (int, float))} for task, each in found["results"].items()}
 print(json.dumps(kept))

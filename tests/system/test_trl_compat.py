@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import antiphon
 from antiphon.compat.trl import GRPOConfig, GRPOTrainer
 from antiphon.core.errors import ConfigError
 from antiphon.learning.model.tiny import make_tokenizer, write_tiny_model
+from tests import warm
 
 PAGE = Path(__file__).parents[2] / "docs" / "from_trl.md"
 README = {"trl-lib/DeepMath-103K": "data", "Qwen/Qwen2.5-0.5B-Instruct": "model"}
@@ -35,8 +34,7 @@ def test_trls_readme_runs_with_the_import_changed(folder):
     for name, path in README.items():
         assert name in source
         source = source.replace(name, str(folder / path))
-    (folder / "example.py").write_text(source)
-    done = subprocess.run([sys.executable, "example.py"], cwd=folder, capture_output=True, text=True)
+    done = warm.run("-c", source, directory=folder)
     assert done.returncode == 0, done.stderr
     run = antiphon.open_run(folder / "trainer_output")
     assert run.summary["steps"] == 6 and len(run.attempts("trained")) == 6 * 8
