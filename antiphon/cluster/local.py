@@ -28,7 +28,7 @@ from antiphon.core.errors import ConfigError, UnsupportedError
 from antiphon.core.objects import pack_objects, receive_objects
 from antiphon.core.processes.child import Child, describe_exit, start_python
 from antiphon.core.processes.framing import FrameConnection, read_frame, write_frame
-from antiphon.core.processes.own_process import open_log
+from antiphon.core.processes.own_process import end_process, open_log
 
 if TYPE_CHECKING:  # another interpreter then imports only those of our modules that its worker uses
     from collections.abc import Collection, Sequence
@@ -229,6 +229,7 @@ def main(descriptor: int, place: "DeviceBinding") -> None:
         _add_environment(env)
         receive_objects(objects)
         _run_worker(connection, factory, args, alone=True)
+    end_process()
 
 
 def _add_environment(variables: dict[str, str]) -> None:

@@ -110,7 +110,7 @@ def _serve_forks(descriptor: int, modules: Collection[str]) -> tuple[int, list[A
                 with suppress(BrokenPipeError):  # the parent has ended
                     line.send(json.dumps([key.data, os.waitstatus_to_exitcode(status)]).encode())
                 continue
-            message, given, *_ = socket.recv_fds(line, 4096, 2)
+            message, given, *_ = socket.recv_fds(line, 1 << 16, 2)
             if not message:
                 os._exit(0)  # forked processes notice by themselves that the parent has ended
             number, order = json.loads(message)
