@@ -16,8 +16,10 @@ import subprocess
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from hypothesis import settings
@@ -169,6 +171,36 @@ class SkipReasons:
             terminalreporter.line(f"{count:5}  {reason}{wrong}")
 
 
+class LeftProcesses:
+    """Fails the tests if a process that they started runs on although its parent has ended."""
+
+    SECONDS = 60  # a worker ends within ten of its parent's end, on a machine that is not loaded
+
+    def __init__(self):
+        self.before = {*self.orphans()}
+        self.left = []
+
+    @staticmethod
+    def orphans():
+        """Of this session of processes, those that run: a thread can, although the first of its process has ended."""
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                runs = process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1
+                if runs and process.ppid() in (0, 1) and os.getsid(process.pid) == os.getsid(0) != process.pid:
+                    yield process
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session):
+        psutil.wait_procs({*self.orphans()} - self.before, self.SECONDS)
+        self.left = {*self.orphans()} - self.before
+        if self.left and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter):
+        for process in self.left:
+            terminalreporter.line(f"left by the tests: {process}")
+
+
 def require_engine(name, python):
     """Raise a usage error unless an engine of your own can be imported, by another interpreter if one is named."""
     remedy = "PYTHONPATH=DIR puts a folder on the import path"
@@ -196,6 +228,7 @@ def pytest_configure(config):
         raise pytest.UsageError(f'--engine-options: {options!r} is no JSON object, such as {{"size": 3}}')
     if not hasattr(config, "workerinput"):  # the workers of xdist report to its controller
         config.pluginmanager.register(SkipReasons())
+        config.pluginmanager.register(LeftProcesses())
 
 
 class Project:
