@@ -228,7 +228,8 @@ def pytest_configure(config):
         raise pytest.UsageError(f'--engine-options: {options!r} is no JSON object, such as {{"size": 3}}')
     if not hasattr(config, "workerinput"):  # the workers of xdist report to its controller
         config.pluginmanager.register(SkipReasons())
-        if any("unit" not in Path(each).parts for each in config.args):  # whole runs
+        # Whole runs. What tests chosen by a marker start, such as docker, ends in its own time.
+        if not config.option.markexpr and any("unit" not in Path(each).parts for each in config.args):
             config.pluginmanager.register(LeftProcesses())
 
 
