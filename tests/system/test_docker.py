@@ -139,6 +139,10 @@ def two_images(docker_image):
     subprocess.run(["docker", "rmi", "--force", *names], check=True, capture_output=True)
 
 
+def images() -> set[str]:
+    return set(subprocess.check_output(["docker", "images", "--quiet"], text=True).split())
+
+
 def test_clients_choose_one_of_the_images(two_images):
     first, second = two_images
     server = Server(f"images=[{first},{second}]", "warm=1")
@@ -148,11 +152,11 @@ def test_clients_choose_one_of_the_images(two_images):
             assert started["image"] == (image or first)
             ran = server.result("/execute", sandbox_id=started["sandbox_id"], command="echo $MARK")
             assert ran["stdout"] == f"{mark}\n"
-        before = subprocess.check_output(["docker", "images", "--quiet"])
+        before = images()
         for image in ("antiphon-test-other", f"{first}:latest", "busybox", "--privileged", "", f"{first} {second}"):
             assert "image" in (error := server.refused(400, "/start", image=image))
             assert not image or (first in error and second in error)
-        assert subprocess.check_output(["docker", "images", "--quiet"]) == before
+        assert images() == before
         server.result("/stop", sandbox_id=started["sandbox_id"])
         again = server.result("/restart", sandbox_id=started["sandbox_id"])
         assert again["image"] == second
