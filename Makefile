@@ -29,10 +29,10 @@ check: $(VENV)/.installed-dev  ## lint, types, floors, figures, limits of the co
 	@$(MAKE) --no-print-directory -j2 $(SYNC) unit types lint floors figures house
 
 test: check  ## what CI runs: check, whole runs, short parity and chaos
-	pytest -q $(TWO) -p no:randomly --durations=10 $(SUITES) tests/unit/cluster
+	pytest -q $(TWO) -p no:randomly --durations=10 -m "ray or not unit" $(SUITES) tests/unit/cluster
 
 commands: $(VENV)/.installed-dev  ## tests that need system commands: sandboxes by bubblewrap, containers by docker
-	pytest -q $(TWO) -p no:randomly -m commands tests
+	pytest -q $(TWO) -p no:randomly -m commands $(shell grep -rl 'mark\.commands' tests/system tests/unit)
 
 alone: $(VENV)/.installed-dev  ## each file of unit tests in a process of its own
 	printf '%s\n' $$(git ls-files 'tests/unit/**test_*.py') | xargs -P 2 -I {} sh -c 'pytest -q --no-header {} || exit 255'

@@ -120,6 +120,9 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if "unit" in item.path.parts:
+            item.add_marker("unit")
     left_out = []
     if not config.getoption("--long"):
         left_out += [item for item in items if item.get_closest_marker("long")]
@@ -131,8 +134,9 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """Skip a test that needs what this system lacks and pip does not bring. Tests of units start their own fork servers."""
-    warm.use("unit" not in item.path.parts and not item.config.getoption("--cold"))
+    """Skip a test that needs what this system lacks and pip does not bring. Fork servers start cold where they are the unit."""
+    forks = item.get_closest_marker("unit") and {"cluster", "processes"} & {*item.path.parts}
+    warm.use(not forks and not item.config.getoption("--cold"))
     if item.get_closest_marker("reasoning_gym"):
         pytest.importorskip("reasoning_gym", reason="reasoning-gym needs a C compiler to be installed")
     needed = [name for marker in item.iter_markers("commands") for name in marker.args]
@@ -228,8 +232,8 @@ def pytest_configure(config):
         raise pytest.UsageError(f'--engine-options: {options!r} is no JSON object, such as {{"size": 3}}')
     if not hasattr(config, "workerinput"):  # the workers of xdist report to its controller
         config.pluginmanager.register(SkipReasons())
-        # Whole runs. What tests chosen by a marker start, such as docker, ends in its own time.
-        if not config.option.markexpr and any("unit" not in Path(each).parts for each in config.args):
+        # Whole runs. What tests of the system's commands start, such as docker, ends in its own time.
+        if config.option.markexpr != "commands" and any("unit" not in Path(each).parts for each in config.args):
             config.pluginmanager.register(LeftProcesses())
 
 

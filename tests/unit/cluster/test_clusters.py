@@ -190,21 +190,15 @@ def test_a_worker_that_sends_more_than_data_is_ended(run, tmp_path):
 @worlds(FORKS)
 def test_messages_of_no_call_end_their_worker(run):
     """Only errors of ours are raised to who called, so that no message ends the controller."""
-    for message in (
-        ("error", 0, SystemExit(0)),
-        ("result", 7, 1),
-        ("result", None, 1),
-        ("died", None, 3),
-        ([], 0, 1),
-        (1,),
-    ):
+    messages = [("error", 0, SystemExit(0)), ("result", 7, 1), ("result", None, 1), ("died", None, 3), ([], 0, 1), (1,)]
 
-        async def main(cluster, message=message):
-            worker = cluster.spawn("counter", COUNTER)
+    async def main(cluster):
+        for number, message in enumerate(messages):
+            worker = cluster.spawn(f"counter-{number}", COUNTER)
             with pytest.raises(WorkerDiedError, match="not data"):
                 await worker.call("send_raw", pickle.dumps(message))
 
-        run(main)
+    run(main)
 
 
 KILLED = {"local": "was killed by SIGKILL", "ray": "died: .*process has died"}

@@ -149,7 +149,10 @@ def test_code_beside_a_model_is_not_run(tmp_path):
     config = json.loads((place / "config.json").read_text())
     config["auto_map"] = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
     (place / "config.json").write_text(json.dumps(config))
-    trusting = f"from transformers import *\nAutoModelForCausalLM.from_pretrained({path!r}, trust_remote_code=True)"
+    trusting = (
+        "from transformers import AutoModelForCausalLM\n"
+        f"AutoModelForCausalLM.from_pretrained({path!r}, trust_remote_code=True)"
+    )
     cache = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")}
     subprocess.run([sys.executable, "-c", trusting], env=cache, capture_output=True, check=False)
     ran.unlink()  # so it would
