@@ -75,9 +75,9 @@ def main() -> None:
                 found |= {"difference": mean(pairs), "low": mean(pairs) - slack, "high": mean(pairs) + slack}
             figures |= {f"{recipe}_{arm}_{name}": value for name, value in found.items()}
             rows.append([recipe, arm, *(f"{value:.3f}" for value in values), f"{mismatch:.5f}", f"{mean(pairs):+.3f}"])
-    figures["worst_accuracy_difference"] = min(
-        figures[f"{recipe}_{arm}_difference"] for recipe in RECIPES for arm in arms if arm in ("rollouts", "bfloat16")
-    )
+    uncorrected = [arm for arm in arms if arm in ("rollouts", "bfloat16")]
+    if worst := [figures[f"{recipe}_{arm}_difference"] for recipe in RECIPES for arm in uncorrected]:
+        figures["worst_accuracy_difference"] = min(worst)
     seeds = [f"seed {seed}" for seed in range(options.seeds)]
     print(table(["recipe", "dtypes", *seeds, "mismatch", "difference"], rows))
     print("written:", write_result("low_precision", figures, measures=WHOLE_RUN))

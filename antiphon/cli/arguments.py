@@ -28,3 +28,17 @@ CodeFolder = Annotated[
 Trust = Annotated[
     bool, typer.Option("--trust", help="Import, start and open everything that the run's configuration names.")
 ]
+API = Annotated[
+    str,
+    typer.Option(
+        metavar="URL",
+        help="Evaluate the model of this name behind an API of OpenAI's chat protocol.",
+        show_default=False,
+    ),
+]
+APIKey = Annotated[
+    str, typer.Option(metavar="VARIABLE", help="Environment variable with the key of --api.", show_default=False)
+]
+APISettings = Annotated[
+    str, typer.Option(metavar="JSON", help="Further fields of each request to --api; null leaves a field of ours out.")
+]

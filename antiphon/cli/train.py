@@ -1,11 +1,24 @@
 """Commands that train and evaluate a policy: train, branch, sft, eval, check."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from antiphon.cli.arguments import CodeFolder, ConfigPath, DryRun, Overrides, Overwrite, Resume, RunPath, Trust
+from antiphon.cli.arguments import (
+    API,
+    APIKey,
+    APISettings,
+    CodeFolder,
+    ConfigPath,
+    DryRun,
+    Overrides,
+    Overwrite,
+    Resume,
+    RunPath,
+    Trust,
+)
 from antiphon.cli.configs import (
     load_for_branch,
     load_for_evaluation,
@@ -21,6 +34,7 @@ from antiphon.cli.tables import flatten, print_table
 from antiphon.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from antiphon.run.chat_evaluation import ChatAPI
     from antiphon.run.config import RunConfig
 
 
@@ -131,27 +145,53 @@ def evaluate(
     ] = None,
     shots: Annotated[int | None, typer.Option(help="Examples in each prompt of --suite.", min=0)] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Ask --suite by the model's chat template.")] = False,
+    api: API = "",
+    api_key: APIKey = "",
+    api_settings: APISettings = "{}",
     code: CodeFolder = None,
     trust: Trust = False,
 ) -> None:
     """Measure a model on the test prompts: accuracy and pass@k, with confidence intervals. Or, with --suite, on benchmarks.
 
-    If CONFIG is the file that a run recorded, the modules it names are imported only with --code or --trust.
+    With --api, MODEL is the name of a model that others serve. If CONFIG is the file that a run recorded, the modules that
+    it names are imported only with --code or --trust.
     """
     with exit_on_error():
         run = load_for_evaluation(Path(config), overrides or [], code, trust)
-        require_models([model])
+        chat_api = _make_api(api, api_key, api_settings)
+        require_models([] if chat_api else [model])
         if suite:
-            if samples is not None or temperature is not None:
-                raise ConfigError("give --samples and --temperature without --suite: its tasks say how they sample")
+            if samples is not None or temperature is not None or chat_api is not None:
+                raise ConfigError(
+                    "give --samples, --temperature and --api without --suite: its tasks say how they sample"
+                )
             _evaluate_suite(model, run, suite, suite_path, limit or 0, shots, chat)
             return
         from antiphon.run.commands import evaluate_model
 
         limit = run.evaluation.limit if limit is None else limit
-        result = evaluate_model(model, run, samples=samples, temperature=temperature, limit=limit)
+        result = evaluate_model(model, run, samples=samples, temperature=temperature, limit=limit, api=chat_api)
         print_table("measure", "value", flatten(result))
         print(f"accuracy: share of completions that {_describe_success(run)}; pass@k: of prompts with one such among k")
+
+
+def _make_api(url: str, key: str, settings: str) -> "ChatAPI | None":
+    """Return the API that the options name; None without one."""
+    from antiphon.run.chat_evaluation import ChatAPI
+
+    try:
+        fields = json.loads(settings)
+    except ValueError as error:
+        raise ConfigError(f"--api-settings: no JSON: {error}", value=settings) from error
+    if not isinstance(fields, dict):
+        raise ConfigError(
+            f'--api-settings: {settings} is no JSON object, such as {{"max_tokens": 512}}', value=settings
+        )
+    if url:
+        return ChatAPI(url=url, key=key, settings=fields)
+    if key or fields:
+        raise ConfigError("--api-key and --api-settings are of --api: give its URL")
+    return None
 
 
 def _evaluate_suite(

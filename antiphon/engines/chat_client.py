@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -16,6 +17,14 @@ RETRIED_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 
 class ChatRequestError(Exception):
     """The model did not reply within all attempts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatReply:
+    """Reply of a model; `truncated` says that its limit of tokens cut it off."""
+
+    content: str
+    truncated: bool = False
 
 
 @dataclass(slots=True)
@@ -53,6 +62,10 @@ class OpenAIChatClient:
         self._client = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits)
 
     async def __call__(self, messages: Sequence[Mapping[str, str]], **settings: Any) -> str:
+        """Return the text of the model's reply; see `ask`."""
+        return (await self.ask(messages, **settings)).content
+
+    async def ask(self, messages: Sequence[Mapping[str, str]], **settings: Any) -> ChatReply:
         """Return the reply of the model.
 
         Args:
@@ -105,14 +118,16 @@ class OpenAIChatClient:
         await self.close()
 
 
-def _reply(response: httpx.Response) -> str:
-    try:
-        content = response.json()["choices"][0]["message"]["content"]
-    except (json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError):
-        content = None
+def _reply(response: httpx.Response) -> ChatReply:
+    content, finish = None, None
+    with suppress(json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError):
+        choice = response.json()["choices"][0]
+        content, finish = choice["message"]["content"], choice.get("finish_reason")
+    if content is None and finish == "length":  # cut off before its first word, in its reasoning
+        content = ""
     if not isinstance(content, str):
         raise ChatRequestError(f"{response.url}: the answer is not a chat completion: {response.text[:200]!r}")
-    return content
+    return ChatReply(content, finish == "length")
 
 
 def _requested_pause(response: httpx.Response) -> float:

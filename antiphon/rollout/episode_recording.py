@@ -109,12 +109,14 @@ class EpisodeRecording:
         return tuple(builder.build(number - 1 if number else None) for number, builder in enumerate(sampled))
 
     def measures(self) -> dict[str, float]:
-        """Return turns, samples, and means over turns of what the environment measured; success is that of the end."""
+        """Return turns, samples, and what the environment measured."""
+        sampled = [builder for builder in self.builders if builder.sampled]
+        turns = sum(len(builder.turns) for builder in sampled)
+        return self.environment_measures(turns) | {"samples": float(len(sampled))}
+
+    def environment_measures(self, turns: int) -> dict[str, float]:
+        """Return the number of turns, and means over turns of what the environment measured; success is that of the end."""
         means = {name: fmean(values) for name, values in self.measured.items()}
         if "success" in self.measured:
             means["success"] = self.measured["success"][-1]
-        sampled = [builder for builder in self.builders if builder.sampled]
-        return means | {
-            "turns": float(sum(len(builder.turns) for builder in sampled)),
-            "samples": float(len(sampled)),
-        }
+        return means | {"turns": float(turns)}

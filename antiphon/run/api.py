@@ -12,6 +12,7 @@ from antiphon.record.checkpoint import list_checkpoints
 from antiphon.record.metrics_table import plot_metric, read_metrics_table
 from antiphon.run import build, commands
 from antiphon.run.branch import default_overrides
+from antiphon.run.chat_evaluation import ChatAPI
 from antiphon.run.compose import Source, load_config
 from antiphon.run.config import RunConfig
 from antiphon.run.stepping import RunSession
@@ -124,22 +125,24 @@ def evaluate(
     samples: int | None = None,
     temperature: float | None = None,
     limit: int | None = None,
+    api: ChatAPI | None = None,
     **changes: Any,
 ) -> dict[str, Any]:
     """Return accuracy and pass@k of a model on the tasks' test prompts, as `antiphon eval` measures them.
 
     Args:
-        model: Directory or Hugging Face id.
+        model: Directory or Hugging Face id, or the name of the model that `api` has.
         config: The tasks, engines and sampling; with `changes`, as for `train`.
         samples: Completions a prompt; by default as `evaluation.samples` and the tasks say.
         temperature: Of sampling; by default as `evaluation.temperature` and the tasks say.
         limit: Number of prompts to use, from the first of all tasks together; 0 uses all; by default as `evaluation.limit`
             says.
+        api: A model behind an API that is asked instead of the engines, `antiphon.ChatAPI(url=…)`.
         changes: Changes of the configuration.
     """
-    found = load_config(config, **{"model": model, **changes})
+    found = load_config(config, **(changes if api else {"model": model, **changes}))
     limit = found.evaluation.limit if limit is None else limit
     for name, number, least in (("samples", samples, 1), ("limit", limit, 0)):
         if number is not None and number < least:
             raise ConfigError(f"must be {least} or more, not {number}", key=name, value=number)
-    return commands.evaluate_model(str(model), found, samples=samples, temperature=temperature, limit=limit)
+    return commands.evaluate_model(str(model), found, samples=samples, temperature=temperature, limit=limit, api=api)

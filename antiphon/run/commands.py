@@ -1,7 +1,7 @@
 """The commands that run a configuration from its beginning to its end: train, sft and eval."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from antiphon.rollout.backend import LocalRollouts
 from antiphon.rollout.evaluation import Evaluation, TaskPlan, evaluate
 from antiphon.run.branch import prepare_branch
 from antiphon.run.build import start_run
+from antiphon.run.chat_evaluation import ChatAPI, evaluate_api
 from antiphon.run.config import RunConfig
 from antiphon.run.config_checks.user_functions import check_import_paths
 from antiphon.run.dtypes import choose_dtypes
@@ -59,18 +60,25 @@ def sft(config: RunConfig, *, overwrite: bool = False) -> int:
 
 
 def evaluate_model(
-    model: str, config: RunConfig, *, samples: int | None = None, temperature: float | None = None, limit: int
+    model: str,
+    config: RunConfig,
+    *,
+    samples: int | None = None,
+    temperature: float | None = None,
+    limit: int,
+    api: ChatAPI | None = None,
 ) -> dict[str, Any]:
     """Run `antiphon eval`: accuracy and pass@k of a model on the tasks' test prompts.
 
     Args:
-        model: A directory or Hugging Face id.
+        model: A directory or Hugging Face id, or the name of the model that `api` has.
         config: The tasks, engines and sampling.
         samples: Completions a prompt; by default, as the configuration says for each task.
         temperature: Of sampling; by default, as the configuration says for each task.
         limit: Number of prompts to use, from the first; 0 uses all.
+        api: Asked instead of the engines.
     """
-    return run_blocking(_evaluate(model, config, config.plan_evaluation(samples, temperature), limit))
+    return run_blocking(_evaluate(model, config, config.plan_evaluation(samples, temperature), limit, api))
 
 
 def run_to_exit_code(run: Coroutine[Any, Any, int]) -> int:
@@ -164,18 +172,31 @@ async def open_rollouts(model: str, config: RunConfig) -> AsyncIterator[LocalRol
         yield await start_rollouts(context, directory, graders, stack)
 
 
-async def _evaluate(model: str, config: RunConfig, plans: dict[str, TaskPlan], limit: int) -> dict[str, Any]:
+async def _evaluate(
+    model: str, config: RunConfig, plans: dict[str, TaskPlan], limit: int, api: ChatAPI | None
+) -> dict[str, Any]:
     prompts = load_held_out(config, "test", limit)
     if not prompts:
         raise DataError("there are no test prompts: give a task its `test`")
+    usage = None
+    if api is not None:
+        result, usage = await evaluate_api(model, api, config, prompts, plans)
+    else:
+        result = await _evaluate_engines(model, config, prompts, plans)
+    found = _describe(result, plans)
+    found |= {"ungraded": result.ungraded, "truncated": result.truncated, "means": dict(result.measures)}
+    return found | ({"api": usage} if usage is not None else {})
+
+
+async def _evaluate_engines(
+    model: str, config: RunConfig, prompts: Sequence[Prompt], plans: dict[str, TaskPlan]
+) -> Evaluation:
     async with open_rollouts(model, config) as rollouts:
 
         async def run(prompt: Prompt, attempt: AttemptId, sampling: Sampling) -> Trajectory:
             return await rollouts.evaluate(prompt, attempt, PolicyVersion(0, 0), sampling)
 
-        result = await run_supervised([rollouts.watch()], lambda _: evaluate(prompts, plans, run))
-    found = _describe(result, plans)
-    return found | {"ungraded": result.ungraded, "truncated": result.truncated, "means": dict(result.measures)}
+        return await run_supervised([rollouts.watch()], lambda _: evaluate(prompts, plans, run))
 
 
 def _describe(result: Evaluation, plans: Mapping[str, TaskPlan]) -> dict[str, Any]:
