@@ -16,6 +16,7 @@ from antiphon.run.config import RunConfig
 from antiphon.run.launch.context import LaunchContext, open_cluster
 from antiphon.run.launch.environments import make_environments
 from antiphon.run.launch.graders import start_graders
+from antiphon.run.supervision import run_supervised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +95,7 @@ async def evaluate_api(
                 failures.append(failure.message)
             return trajectory
 
-        result = await evaluate(prompts, plans, run)
+        result = await run_supervised([], lambda _: evaluate(prompts, plans, run))
         if len(failures) == sum(map(len, result.correct)):
             raise UnsupportedError(
                 f"no attempt was answered; the last failure: {failures[-1]}", key="api.url", value=api.url

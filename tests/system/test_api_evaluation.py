@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from antiphon.core.config import add_import_folder, load
-from antiphon.core.errors import ConfigError, UnsupportedError
+from antiphon.core.errors import BudgetError, ConfigError, UnsupportedError
 from antiphon.record.checkpoint import list_checkpoints
 from antiphon.run import commands
 from antiphon.run.chat_evaluation import ChatAPI
@@ -141,3 +141,13 @@ def test_what_an_api_cannot_do_is_refused_before_it_is_asked(project, echo, monk
 def test_wrong_options_are_named(project, options, word):
     done = project.run("eval", "hosted", str(project.config()), *options)
     assert done.returncode == 2 and word in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_budget_of_judges_ends_it(project, echo):
+    judge = {"rubric": "Is it right?", "address": url_of(echo), "model": "hosted", "input_price": 1.0}
+    task = load(project.config(), model=RunConfig).model_dump(mode="json")["tasks"][0]
+    path = project.config(tasks=[task | {"reward": "judge", "reward_options": judge}], grading={"judge_budget": 1e-9})
+    add_import_folder(path)
+    config = load(path, GREEDY, model=RunConfig)
+    with pytest.raises(BudgetError):
+        commands.evaluate_model("hosted", config, limit=0, api=ChatAPI(url=url_of(echo), concurrency=1))
