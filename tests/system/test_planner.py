@@ -189,7 +189,7 @@ def test_chances_behind_scores_lie_closer_than_the_means():
 
 
 def test_split_keeps_engines_and_ranks_whole():
-    base = config()
+    base = config(groups_per_step=2, group_size=2)  # each split is simulated
     wide = base.model_copy(
         update={
             "engine": base.engine.model_copy(update={"options": {"tensor_parallel_size": 2}}),
