@@ -3,8 +3,8 @@
 #
 #     tools/bare.sh TARGET USER        # called by `make bare PART=demo AS=nobody`
 #
-# Needs root and debootstrap. The system is made once, in $BARE; each call copies the last commit into a new home folder there
-# and runs in it with an environment of its own. $BARE_SHARE names files and folders of this machine that pip needs, such as its
+# Needs root and debootstrap. The system is made once, in $BARE; each call copies the last commit into a new folder there
+# and runs in it, with a new home and an environment of its own. $BARE_SHARE names files and folders of this machine that pip needs, such as its
 # configuration and local indexes; they are mounted read-only.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -25,12 +25,14 @@ fi
 
 case $user in root) name=root ;; *) name=ordinary ;; esac
 place=/home/$name-antiphon
-rm -rf "${bare:?}$place"
+home=$(chroot "$bare" sh -c "echo ~$name")
+rm -rf "${bare:?}$place" "${bare:?}$home"
 mkdir -p "$bare$place"
+chroot "$bare" install --directory --owner="$name" "$home"
 git archive HEAD | tar --extract --directory "$bare$place"
 chroot "$bare" chown --recursive "$name:" "$place"
 
-export bare place name target
+export bare place home name target
 unshare --mount --pid --fork bash -euc '
     mount --bind "$bare" "$bare"  # a root that is a mount, as on every machine: namespaces need one
     mount -t proc proc "$bare/proc"
@@ -42,7 +44,6 @@ unshare --mount --pid --fork bash -euc '
         if [ -d "$shared" ]; then mkdir -p "$bare$shared"; else mkdir -p "$bare${shared%/*}"; touch "$bare$shared"; fi
         mount --bind --options ro "$shared" "$bare$shared"
     done
-    home=$(chroot "$bare" sh -c "echo ~$name")
     exec chroot --userspec="$name:" "$bare" env --ignore-environment HOME="$home" LANG=C.UTF-8 PATH=/usr/local/bin:/usr/bin:/bin \
         sh -c "cd $place && id -un && python3 --version && make $target"
 '
