@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from antiphon.inspect.recorded_run import open_run
     from antiphon.offline.api import distill, dpo, reward_model
     from antiphon.run.api import Result, branch, evaluate, sft, start_run, train
-    from antiphon.run.chat_evaluation import ChatAPI
+    from antiphon.run.chat_api import ChatAPI
     from antiphon.run.compose import load_config
     from antiphon.run.config import RunConfig
     from antiphon.run.loop import Run
@@ -50,7 +50,7 @@ _TYPES = (
 # Where each name is imported from.
 _EXPORTS = {
     "AntiphonError": "antiphon.core.errors:AntiphonError",
-    "ChatAPI": "antiphon.run.chat_evaluation:ChatAPI",
+    "ChatAPI": "antiphon.run.chat_api:ChatAPI",
     "ConfigError": "antiphon.core.errors:ConfigError",
     "DataError": "antiphon.core.errors:DataError",
     "LossInputs": "antiphon.algorithms.losses:LossInputs",

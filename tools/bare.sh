@@ -3,9 +3,9 @@
 #
 #     tools/bare.sh TARGET USER        # called by `make bare PART=demo AS=nobody`
 #
-# Needs root and debootstrap. The system is made once, in $BARE; each call copies the last commit into a new folder there
-# and runs in it, with a new home and an environment of its own. $BARE_SHARE names files and folders of this machine that pip needs, such as its
-# configuration and local indexes; they are mounted read-only.
+# Needs root and debootstrap. The system is made once, in $BARE; each call copies the last commit into a new folder there and runs
+# in it, with a new home and an environment of its own. $BARE_SHARE names files and folders of this machine that pip needs, such as
+# its configuration and local indexes; they are mounted read-only.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$1 user=$2

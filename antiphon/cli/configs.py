@@ -1,5 +1,6 @@
 """Load the configuration that a command is given, and show what follows from it."""
 
+import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,11 +8,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from antiphon.cli.errors import forbid_imports_from
 from antiphon.cli.tables import print_derived
+from antiphon.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from antiphon.core.config import Config
+    from antiphon.run.chat_api import ChatAPI
     from antiphon.run.config import RunConfig
 
     C = TypeVar("C", bound=Config)
@@ -38,8 +41,6 @@ def load_config(path: str, overrides: list[str] | None, model: "type[C]") -> "C"
 
 def refuse_both(overwrite: bool, resume: bool) -> None:
     """Raise `ConfigError` if a run is to be replaced and continued."""
-    from antiphon.core.errors import ConfigError
-
     if overwrite and resume:
         raise ConfigError("give --overwrite or --resume, not both")
 
@@ -121,6 +122,25 @@ def require_models(paths: Iterable[str]) -> None:
         check_model_path(path)
         check_model(Path(path))
         check_weights(Path(path))
+
+
+def make_api(url: str, key: str, settings: str) -> "ChatAPI | None":
+    """Return the API that the options name; None without one."""
+    from antiphon.run.chat_api import ChatAPI
+
+    try:
+        fields = json.loads(settings)
+    except ValueError as error:
+        raise ConfigError(f"--api-settings: no JSON: {error}", value=settings) from error
+    if not isinstance(fields, dict):
+        raise ConfigError(
+            f'--api-settings: {settings} is no JSON object, such as {{"max_tokens": 512}}', value=settings
+        )
+    if url:
+        return ChatAPI(url=url, key=key, settings=fields)
+    if key or fields:
+        raise ConfigError("--api-key and --api-settings are of --api: give its URL")
+    return None
 
 
 def print_run(run: "RunConfig", path: str, overrides: list[str] | None, *, trains: bool = False) -> None:

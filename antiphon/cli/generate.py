@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from antiphon.cli.arguments import CodeFolder, Overrides, Trust
-from antiphon.cli.configs import load_for_evaluation, require_models
+from antiphon.cli.arguments import API, APIKey, APISettings, CodeFolder, Overrides, Trust
+from antiphon.cli.configs import load_for_evaluation, make_api, require_models
 from antiphon.cli.errors import exit_on_error
 from antiphon.cli.tables import print_line
 from antiphon.core.errors import ConfigError
@@ -40,18 +40,24 @@ def generate(
     passed: Annotated[
         Path | None, typer.Option(help="JSONL file for SFT: all different responses that succeed.", dir_okay=False)
     ] = None,
+    api: API = "",
+    api_key: APIKey = "",
+    api_settings: APISettings = "{}",
     code: CodeFolder = None,
     trust: Trust = False,
 ) -> None:
     """Sample the prompts of a file with a model and score the samples; make data for fine-tuning of the good ones.
 
+    With --api, MODEL is the name of a model that others serve, and --config names the tasks.
     Rewards, environments and sampling are those of the configuration. If it is one that a run recorded, the modules it names
     are imported only with --code or --trust.
     """
     with exit_on_error():
-        path, settings = _find(Path(model), config)
-        run = load_for_evaluation(settings, overrides or [], code, trust)
-        require_models([str(path)])
+        chat_api = make_api(api, api_key, api_settings)
+        if chat_api is None or config is None:
+            path, config = _find(Path(model), config)
+            require_models([model := str(path)])
+        run = load_for_evaluation(config, overrides or [], code, trust)
         from antiphon.run import generate as generation
 
         for file in filter(None, (out, best, passed)):
@@ -60,7 +66,7 @@ def generate(
         prompts = generation.load_data(run, data, task, limit)
         if best or passed:
             generation.check_single_turn(run, prompts)
-        found = generation.generate(str(path), run, prompts, run.plan_evaluation(samples, temperature))
+        found = generation.generate(model, run, prompts, run.plan_evaluation(samples, temperature), chat_api)
         generation.write_samples(out, found)
         print_line(f"{_describe(found)}; {out}")
         for target, choose in ((best, generation.best), (passed, generation.passed)):

@@ -1,6 +1,5 @@
 """Commands that train and evaluate a policy: train, branch, sft, eval, check."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +23,7 @@ from antiphon.cli.configs import (
     load_for_evaluation,
     load_run,
     locate_errors,
+    make_api,
     print_run,
     refuse_both,
     require_models,
@@ -34,7 +34,6 @@ from antiphon.cli.tables import flatten, print_table
 from antiphon.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from antiphon.run.chat_evaluation import ChatAPI
     from antiphon.run.config import RunConfig
 
 
@@ -158,7 +157,7 @@ def evaluate(
     """
     with exit_on_error():
         run = load_for_evaluation(Path(config), overrides or [], code, trust)
-        chat_api = _make_api(api, api_key, api_settings)
+        chat_api = make_api(api, api_key, api_settings)
         require_models([] if chat_api else [model])
         if suite:
             if samples is not None or temperature is not None or chat_api is not None:
@@ -173,25 +172,6 @@ def evaluate(
         result = evaluate_model(model, run, samples=samples, temperature=temperature, limit=limit, api=chat_api)
         print_table("measure", "value", flatten(result))
         print(f"accuracy: share of completions that {_describe_success(run)}; pass@k: of prompts with one such among k")
-
-
-def _make_api(url: str, key: str, settings: str) -> "ChatAPI | None":
-    """Return the API that the options name; None without one."""
-    from antiphon.run.chat_evaluation import ChatAPI
-
-    try:
-        fields = json.loads(settings)
-    except ValueError as error:
-        raise ConfigError(f"--api-settings: no JSON: {error}", value=settings) from error
-    if not isinstance(fields, dict):
-        raise ConfigError(
-            f'--api-settings: {settings} is no JSON object, such as {{"max_tokens": 512}}', value=settings
-        )
-    if url:
-        return ChatAPI(url=url, key=key, settings=fields)
-    if key or fields:
-        raise ConfigError("--api-key and --api-settings are of --api: give its URL")
-    return None
 
 
 def _evaluate_suite(

@@ -15,7 +15,6 @@ from antiphon.core.types import (
     PolicyVersion,
     Prompt,
     Sampling,
-    Score,
     Timing,
     Trajectory,
     Turn,
@@ -24,13 +23,12 @@ from antiphon.engines.chat_client import ChatReply, ChatRequestError
 from antiphon.rollout.attempt import UnscoredAttempt
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.environment_call import EnvironmentCallError, call_environment, unparsed
-from antiphon.rollout.episode import ScoreTranscript
+from antiphon.rollout.episode import ScoreTranscript, score_attempt
 from antiphon.rollout.episode_loop import EnvironmentFactory
 from antiphon.rollout.episode_recording import EpisodeRecording
 from antiphon.tasks.base import Transcript, as_reset, as_step
 
 Ask = Callable[[Sequence[Message], Sampling], Awaitable[ChatReply]]  # raises `ChatRequestError`
-VERSION = PolicyVersion(0, 0)  # nothing changes the model
 
 
 class ChatEpisodes:
@@ -54,8 +52,10 @@ class ChatEpisodes:
         limit = config.environment_concurrency
         self._slots = asyncio.Semaphore(limit) if limit else nullcontext()
 
-    async def run(self, prompt: Prompt, attempt: AttemptId, sampling: Sampling) -> Trajectory:
-        """Run one attempt and score it. A failure of the model, the environment or the grader is in the result, not raised."""
+    async def generate(
+        self, prompt: Prompt, attempt: AttemptId, started: PolicyVersion, sampling: Sampling
+    ) -> UnscoredAttempt:
+        """Run one attempt without scoring it. A failure of the model or the environment is in the result, not raised."""
         began = asyncio.get_running_loop().time()
         recording, turns, failure = EpisodeRecording(messages=list(prompt.messages)), list[Turn](), None
         try:
@@ -64,23 +64,21 @@ class ChatEpisodes:
             failure = Failure(source="environment", message=str(error))
         except ChatRequestError as error:
             failure = Failure(source="engine", message=str(error))
-        ended = asyncio.get_running_loop().time()
-        unscored = UnscoredAttempt(
+        return UnscoredAttempt(
             attempt=attempt,
             prompt=prompt,
-            started=VERSION,
+            started=started,
             transcript=Transcript(recording.messages, turns, recording.truncated),
             segments=(),
             measures=recording.environment_measures(len(turns)) if prompt.task in self._environments else {},
             prompt_tokens=0,
             failure=failure,
-            timing=Timing(queued=began, started=began, finished=ended),
+            timing=Timing(queued=began, started=began, finished=asyncio.get_running_loop().time()),
         )
-        if failure is not None:
-            return unscored.to_trajectory(Score.ungraded("the attempt failed"), ended)
-        score = await self._grade(prompt, unscored.transcript)
-        score = replace(score, parts={**unscored.measures, **score.parts})
-        return unscored.to_trajectory(score, asyncio.get_running_loop().time())
+
+    async def score(self, unscored: UnscoredAttempt) -> Trajectory:
+        """Score an attempt, unless it has failed."""
+        return await score_attempt(unscored, self._grade)
 
     async def _play(self, prompt: Prompt, sampling: Sampling, recording: EpisodeRecording, turns: list[Turn]) -> None:
         """Let the model answer, or take turns with the task's environment until one of them ends the episode."""

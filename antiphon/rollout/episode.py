@@ -84,12 +84,7 @@ class EpisodeRunner:
 
     async def score(self, unscored: UnscoredAttempt) -> Trajectory:
         """Score an attempt, unless it has failed."""
-        if unscored.failure is None:
-            score = await self._grade(unscored.prompt, unscored.transcript)
-            score = replace(score, parts={**unscored.measures, **score.parts})
-        else:
-            score = Score.ungraded("the attempt failed")
-        return unscored.to_trajectory(score, asyncio.get_running_loop().time())
+        return await score_attempt(unscored, self._grade)
 
     async def _run_agent(self, inputs: AttemptInputs) -> UnscoredAttempt:
         began = asyncio.get_running_loop().time()
@@ -131,6 +126,16 @@ class EpisodeRunner:
             failure=failure or find_bad_logprob(segments),
             timing=_timing_since(began),
         )
+
+
+async def score_attempt(unscored: UnscoredAttempt, grade: ScoreTranscript) -> Trajectory:
+    """Score an attempt, unless it has failed."""
+    if unscored.failure is None:
+        score = await grade(unscored.prompt, unscored.transcript)
+        score = replace(score, parts={**unscored.measures, **score.parts})
+    else:
+        score = Score.ungraded("the attempt failed")
+    return unscored.to_trajectory(score, asyncio.get_running_loop().time())
 
 
 async def _run_to_failure(episode: EpisodeLoop) -> Failure | None:

@@ -12,7 +12,7 @@ from antiphon.record.checkpoint import list_checkpoints
 from antiphon.record.metrics_table import plot_metric, read_metrics_table
 from antiphon.run import build, commands
 from antiphon.run.branch import default_overrides
-from antiphon.run.chat_evaluation import ChatAPI
+from antiphon.run.chat_api import ChatAPI
 from antiphon.run.compose import Source, load_config
 from antiphon.run.config import RunConfig
 from antiphon.run.stepping import RunSession

@@ -19,7 +19,7 @@ from antiphon.rollout.backend import LocalRollouts
 from antiphon.rollout.evaluation import Evaluation, TaskPlan, evaluate
 from antiphon.run.branch import prepare_branch
 from antiphon.run.build import start_run
-from antiphon.run.chat_evaluation import ChatAPI, evaluate_api
+from antiphon.run.chat_api import APIRollouts, ChatAPI, open_api_rollouts
 from antiphon.run.config import RunConfig
 from antiphon.run.config_checks.user_functions import check_import_paths
 from antiphon.run.dtypes import choose_dtypes
@@ -159,9 +159,21 @@ def _describe_drops(run: Run) -> str:
     return "".join(lines)
 
 
+def keep_used(plans: Mapping[str, TaskPlan], prompts: Sequence[Prompt]) -> dict[str, TaskPlan]:
+    """Return the plans of the tasks that have prompts."""
+    used = {prompt.task for prompt in prompts}
+    return {task: plan for task, plan in plans.items() if task in used}
+
+
 @asynccontextmanager
-async def open_rollouts(model: str, config: RunConfig) -> AsyncIterator[LocalRollouts]:
-    """Start the graders of a configuration, and its engines with a model that is not trained."""
+async def open_rollouts(
+    model: str, config: RunConfig, api: ChatAPI | None, plans: Mapping[str, TaskPlan]
+) -> AsyncIterator[LocalRollouts | APIRollouts]:
+    """Start the graders of a configuration, and its engines with a model that is not trained, or the client of an API."""
+    if api is not None:
+        async with open_api_rollouts(model, api, config, plans) as api_rollouts:
+            yield api_rollouts
+        return
     check_import_paths(config, under="engine")
     async with AsyncExitStack() as stack:
         cluster, placement = await stack.enter_async_context(open_cluster(config, None))
@@ -173,30 +185,21 @@ async def open_rollouts(model: str, config: RunConfig) -> AsyncIterator[LocalRol
 
 
 async def _evaluate(
-    model: str, config: RunConfig, plans: dict[str, TaskPlan], limit: int, api: ChatAPI | None
+    model: str, config: RunConfig, plans: Mapping[str, TaskPlan], limit: int, api: ChatAPI | None
 ) -> dict[str, Any]:
     prompts = load_held_out(config, "test", limit)
     if not prompts:
         raise DataError("there are no test prompts: give a task its `test`")
-    usage = None
-    if api is not None:
-        result, usage = await evaluate_api(model, api, config, prompts, plans)
-    else:
-        result = await _evaluate_engines(model, config, prompts, plans)
-    found = _describe(result, plans)
-    found |= {"ungraded": result.ungraded, "truncated": result.truncated, "means": dict(result.measures)}
-    return found | ({"api": usage} if usage is not None else {})
-
-
-async def _evaluate_engines(
-    model: str, config: RunConfig, prompts: Sequence[Prompt], plans: dict[str, TaskPlan]
-) -> Evaluation:
-    async with open_rollouts(model, config) as rollouts:
+    plans = keep_used(plans, prompts)
+    async with open_rollouts(model, config, api, plans) as rollouts:
 
         async def run(prompt: Prompt, attempt: AttemptId, sampling: Sampling) -> Trajectory:
             return await rollouts.evaluate(prompt, attempt, PolicyVersion(0, 0), sampling)
 
-        return await run_supervised([rollouts.watch()], lambda _: evaluate(prompts, plans, run))
+        result = await run_supervised([rollouts.watch()], lambda _: evaluate(prompts, plans, run))
+    found = _describe(result, plans)
+    found |= {"ungraded": result.ungraded, "truncated": result.truncated, "means": dict(result.measures)}
+    return found | ({"api": rollouts.usage} if isinstance(rollouts, APIRollouts) else {})
 
 
 def _describe(result: Evaluation, plans: Mapping[str, TaskPlan]) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from antiphon.core.types import AttemptId, Message, PolicyVersion, Prompt, Traje
 from antiphon.record.run_dir import atomic_write
 from antiphon.rollout.attempt import UnscoredAttempt
 from antiphon.rollout.evaluation import TaskPlan
-from antiphon.run.commands import open_rollouts
+from antiphon.run.chat_api import ChatAPI
+from antiphon.run.commands import keep_used, open_rollouts
 from antiphon.run.config import RunConfig
 from antiphon.run.supervision import run_supervised
 from antiphon.tasks.config import PromptsConfig, TaskConfig
@@ -76,7 +77,7 @@ class GeneratedSample:
             "status": str(meta.score.status),
             "detail": failure or meta.score.detail,
             "truncated": meta.truncated,
-            "completion_tokens": meta.completion_tokens,
+            "completion_tokens": meta.completion_tokens if self.trajectory.payload else None,  # an API gives no tokens
             "row": json.dumps(self.prompt.payload, default=str),
         }
 
@@ -115,18 +116,31 @@ def _choose_task(config: RunConfig, name: str) -> TaskConfig:
 
 
 def generate(
-    model: str, config: RunConfig, prompts: Sequence[Prompt], plans: Mapping[str, TaskPlan]
+    model: str,
+    config: RunConfig,
+    prompts: Sequence[Prompt],
+    plans: Mapping[str, TaskPlan],
+    api: ChatAPI | None = None,
 ) -> list[GeneratedSample]:
-    """Sample each prompt as the plan of its task says, and score the samples; in the order of the prompts."""
+    """Sample each prompt as the plan of its task says, and score the samples; in the order of the prompts.
+
+    Args:
+        model: Directory of the model, or the name of the model that `api` has.
+        config: The tasks, engines and graders.
+        prompts: The prompts.
+        plans: How each task is sampled, and what counts as a success.
+        api: Asked instead of the engines.
+    """
     alone = tuple(task.model_copy(update={"group_reward": None}) for task in config.tasks)
-    return run_blocking(_generate(model, config.model_copy(update={"tasks": alone}), prompts, plans))
+    return run_blocking(_generate(model, config.model_copy(update={"tasks": alone}), prompts, plans, api))
 
 
 async def _generate(
-    model: str, config: RunConfig, prompts: Sequence[Prompt], plans: Mapping[str, TaskPlan]
+    model: str, config: RunConfig, prompts: Sequence[Prompt], plans: Mapping[str, TaskPlan], api: ChatAPI | None
 ) -> list[GeneratedSample]:
-    seats = asyncio.Semaphore(2 * sum(engine.slots for engine in config.engine.engine_kinds))  # engines never wait
-    async with open_rollouts(model, config) as rollouts:
+    slots = sum(engine.slots for engine in config.engine.engine_kinds)
+    seats = asyncio.Semaphore(api.concurrency if api else 2 * slots)  # engines never wait
+    async with open_rollouts(model, config, api, keep_used(plans, prompts)) as rollouts:
 
         async def sample(index: int, number: int) -> GeneratedSample:
             prompt = prompts[index]

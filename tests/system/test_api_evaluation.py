@@ -1,16 +1,17 @@
-"""`antiphon eval --api`: a model behind an API is measured as the same model on engines of our own is."""
+"""`antiphon eval --api`: a model behind an API is measured as the same model on engines is. Data can be sampled from it."""
 
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import pyarrow.parquet as pq
 import pytest
 
 from antiphon.core.config import add_import_folder, load
 from antiphon.core.errors import BudgetError, ConfigError, UnsupportedError
 from antiphon.record.checkpoint import list_checkpoints
 from antiphon.run import commands
-from antiphon.run.chat_evaluation import ChatAPI
+from antiphon.run.chat_api import ChatAPI
 from antiphon.run.config import RunConfig
 from tests.raising import raises_with
 
@@ -141,6 +142,35 @@ def test_what_an_api_cannot_do_is_refused_before_it_is_asked(project, echo, monk
 def test_wrong_options_are_named(project, options, word):
     done = project.run("eval", "hosted", str(project.config()), *options)
     assert done.returncode == 2 and word in done.stderr and "Traceback" not in done.stderr
+
+
+def test_data_is_sampled_from_it(project, echo):
+    data, out, passed = (project.folder / name for name in ("data.jsonl", "out.parquet", "passed.jsonl"))
+    prompts = ["1+1=", "2345678901", "0=", "3=", "12345678"]
+    data.write_text("".join(json.dumps({"id": prompt, "prompt": prompt}) + "\n" for prompt in prompts))
+    task = {"name": "digits", "prompts": {"source": "mytask:problems"}, "reward": "mytask:digits"}
+    arguments = ("--config", project.config(tasks=[task]), "--data", data, "--out", out, "--passed", passed)
+    done = project.run("generate", "hosted", *arguments, f"--api={url_of(echo)}", "--samples=2", "--temperature=1")
+    assert done.returncode == 0, done.stderr
+    rows = pq.read_table(out).to_pylist()
+    told = [(row["prompt"][0]["content"], row["response"], row["score"], row["truncated"]) for row in rows[::2]]
+    assert told == [
+        ("1+1=", "", 0.0, True),
+        ("2345678901", "2345678901", 1.25, False),
+        ("0=", "", None, False),
+        ("3=", "3=", 0.125, False),
+        ("12345678", "", 0.0, True),
+    ]
+    assert "HTTP 400" in rows[4]["detail"] and {row["completion_tokens"] for row in rows} == {None}
+    (good,) = map(json.loads, passed.read_text().splitlines())
+    assert (good["id"], good["response"]) == ("digits/2345678901", "2345678901")
+
+
+def test_data_of_an_api_need_a_configuration(project, echo):
+    data = project.folder / "data.jsonl"
+    data.write_text('{"prompt": "1="}\n')
+    done = project.run("generate", "hosted", "--data", data, "--out", "out.parquet", f"--api={url_of(echo)}")
+    assert done.returncode == 2 and "--config" in done.stderr and not echo.bodies
 
 
 def test_the_budget_of_judges_ends_it(project, echo):

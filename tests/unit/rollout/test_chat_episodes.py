@@ -9,7 +9,7 @@ from antiphon.core.types import AttemptId, AttemptStatus, FinishReason, PolicyVe
 from antiphon.engines.chat_client import ChatReply, ChatRequestError
 from antiphon.rollout.chat_episodes import ChatEpisodes
 from antiphon.rollout.config import RolloutConfig
-from antiphon.run.chat_evaluation import ChatAPI
+from antiphon.run.chat_api import ChatAPI
 from tests.raising import raises_with
 from tests.unit.rollout.test_episode import PROMPT, Countdown, episodes_of
 
@@ -35,7 +35,14 @@ def chat(said, world=None, finish=FinishReason.STOP, **rollout):
 
     config = RolloutConfig(groups_per_step=1, sampling={"max_tokens": 8}, **rollout)
     episodes = ChatEpisodes(ask, config, judge, {"t": world if callable(world) else lambda _: world} if world else {})
-    return asyncio.run(episodes.run(PROMPT, AttemptId(-1, 0, 0), SAMPLING)), sent
+    return play(episodes), sent
+
+
+def play(episodes):
+    async def run():
+        return await episodes.score(await episodes.generate(PROMPT, AttemptId(-1, 0, 0), PolicyVersion(0, 0), SAMPLING))
+
+    return asyncio.run(run())
 
 
 def engine(said, **options):
@@ -88,7 +95,7 @@ def test_what_the_api_refuses_is_a_failure_and_the_environment_is_closed():
     world = Countdown()
     config = RolloutConfig(groups_per_step=1, max_turns=3, sampling={"max_tokens": 8})
     episodes = ChatEpisodes(ask, config, judge, {"t": lambda _: world})
-    meta = asyncio.run(episodes.run(PROMPT, AttemptId(-1, 0, 0), SAMPLING)).meta
+    meta = play(episodes).meta
     assert (
         meta.status is AttemptStatus.FAILED and meta.failure.source == "engine" and "too long" in meta.failure.message
     )
