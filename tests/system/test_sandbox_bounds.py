@@ -1,19 +1,14 @@
 """What clients of the sandbox service cannot use up: places of commands, memory, the event loop, connections."""
 
 import json
-import shutil
 import socket
 from contextlib import closing, contextmanager
-from importlib.util import find_spec
 
 import pytest
 
 from tests.system.test_sandbox_service import SANDBOX, TOKEN, Server
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("bwrap") is None or find_spec("python_multipart") is None,
-    reason="needs bubblewrap and python-multipart",
-)
+pytestmark = pytest.mark.commands("bwrap")
 
 SETTINGS = ("warm=0", "commands=8", "sandbox_commands=3", "command_seconds=25", "upload=32", "request_seconds=5")
 

@@ -1,6 +1,7 @@
 """The script of continuous integration and the test suite, on a machine that has Python, make and pip alone."""
 
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import distributions
@@ -62,6 +63,12 @@ def test_tests_of_boxes_skip_without_bubblewrap(tmp_path):
     )
     assert done.returncode == 0, done.stdout
     assert " skipped" in done.stdout and "not installed on this system: bwrap" in done.stdout
+
+
+def test_what_ci_installs_is_asked_for_by_a_marker():
+    """By it `make commands` finds the tests that were skipped before; with a `skipif` of their own none would run them."""
+    own = [file for file in ROOT.glob("tests/**/test_*.py") if re.search(r"skipif\([^)]*which\(", file.read_text())]
+    assert not own
 
 
 def test_pinned_packages_run_on_the_oldest_python():
