@@ -32,7 +32,7 @@ API = Annotated[
     str,
     typer.Option(
         metavar="URL",
-        help="Evaluate the model of this name behind an API of OpenAI's chat protocol.",
+        help="Ask the model of this name behind an API of OpenAI's chat protocol.",
         show_default=False,
     ),
 ]

@@ -54,9 +54,11 @@ def generate(
     """
     with exit_on_error():
         chat_api = make_api(api, api_key, api_settings)
-        if chat_api is None or config is None:
+        if chat_api is None:
             path, config = _find(Path(model), config)
             require_models([model := str(path)])
+        elif config is None:
+            raise ConfigError("is missing: a model behind --api belongs to no run", key="--config")
         run = load_for_evaluation(config, overrides or [], code, trust)
         from antiphon.run import generate as generation
 

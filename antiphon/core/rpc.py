@@ -24,7 +24,7 @@ STARTED = 0  # the call that is open from the beginning: answered once the worke
 
 
 class AnswererDiedError(WorkerDiedError):
-    """What a worker asked its client for is gone. The worker itself is not."""
+    """The process that answers questions of a worker has died; the worker itself has not."""
 
 
 class Reply(NamedTuple):

@@ -1,4 +1,4 @@
-"""Attempts by a model behind an API, which is sent messages and returns text: for evaluation, without tokens to train on."""
+"""Attempts by a model behind an API, which is sent messages and returns text: they have no tokens to train on."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -93,9 +93,9 @@ class ChatEpisodes:
             recording.set_state(info)
             began, limit = clock(), self._config.episode_seconds
             for _ in range(self._config.max_turns):
+                recording.messages.append(Message("user", observation))
                 if turns and 0 < limit < clock() - began:
                     break
-                recording.messages.append(Message("user", observation))
                 turn, state_key = await self._answer(prompt, sampling, recording), recording.state_key
                 action = recording.messages[-1].content
                 observation, reward, terminated, truncated, info = await self._queue(as_step, environment.step, action)

@@ -12,6 +12,9 @@ from antiphon.core.types import AttemptId, Message, PolicyVersion, Prompt, Sampl
 from antiphon.engines.chat_client import ChatReply, ChatRequestError, OpenAIChatClient
 from antiphon.rollout.attempt import UnscoredAttempt
 from antiphon.rollout.chat_episodes import ChatEpisodes
+from antiphon.rollout.config import RolloutConfig
+from antiphon.rollout.episode import ScoreTranscript
+from antiphon.rollout.episode_loop import EnvironmentFactory
 from antiphon.rollout.evaluation import TaskPlan
 from antiphon.run.config import RunConfig
 from antiphon.run.launch.context import LaunchContext, open_cluster
@@ -57,21 +60,28 @@ class ChatAPI:
 class APIRollouts:
     """Runs attempts by a model behind an API, with the methods that evaluation and sampling need of `LocalRollouts`."""
 
-    def __init__(self, client: OpenAIChatClient, api: ChatAPI) -> None:
+    def __init__(
+        self,
+        client: OpenAIChatClient,
+        api: ChatAPI,
+        config: RolloutConfig,
+        grade: ScoreTranscript,
+        environments: Mapping[str, EnvironmentFactory],
+    ) -> None:
+        """Create the rollouts; for `config`, `grade` and `environments` see `ChatEpisodes`."""
         self._client = client
         self._api = api
         self._running = asyncio.Semaphore(api.concurrency)
         self._replies = 0
         self._failure: ChatRequestError | None = None  # the last
-        self.episodes: ChatEpisodes
+        self._episodes = ChatEpisodes(self._ask, config, grade, environments)
 
     @property
     def usage(self) -> dict[str, int]:
         """Counts of requests, and of tokens as the server counts them."""
         return asdict(self._client.usage)
 
-    async def ask(self, messages: Sequence[Message], sampling: Sampling) -> ChatReply:
-        """Ask the model."""
+    async def _ask(self, messages: Sequence[Message], sampling: Sampling) -> ChatReply:
         fields: dict[str, Any] = {"temperature": sampling.temperature, "max_tokens": sampling.max_tokens}
         fields |= {"top_p": sampling.top_p} if sampling.top_p < 1.0 else {}
         fields |= {"stop": list(sampling.stop)} if sampling.stop else {}
@@ -90,11 +100,11 @@ class APIRollouts:
     ) -> UnscoredAttempt:
         """Run one attempt without scoring it."""
         async with self._running:
-            return await self.episodes.generate(prompt, attempt, started, sampling)
+            return await self._episodes.generate(prompt, attempt, started, sampling)
 
     async def score(self, unscored: UnscoredAttempt) -> Trajectory:
         """Score an attempt, unless it has failed."""
-        return await self.episodes.score(unscored)
+        return await self._episodes.score(unscored)
 
     async def evaluate(
         self, prompt: Prompt, attempt: AttemptId, started: PolicyVersion, sampling: Sampling
@@ -136,9 +146,7 @@ async def open_api_rollouts(
     ):
         context = LaunchContext(cluster=cluster, config=config, placement=placement)
         async with start_graders(context) as graders:
-            rollouts = APIRollouts(client, api)
-            environments = make_environments(context)
-            rollouts.episodes = ChatEpisodes(rollouts.ask, config.rollout, graders.router.score, environments)
+            rollouts = APIRollouts(client, api, config.rollout, graders.router.score, make_environments(context))
             yield rollouts
     rollouts.require_replies()
 

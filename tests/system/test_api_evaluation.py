@@ -1,6 +1,8 @@
 """`antiphon eval --api`: a model behind an API is measured as the same model on engines is. Data can be sampled from it."""
 
+import importlib
 import json
+import textwrap
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -21,6 +23,7 @@ LENGTHS = {
     "weight": 0,
     "test": {"source": "mytask:problems", "split": "test", "limit": 6},
     "environment": "mytask:Lengths",
+    "reward": "environment_return",
     "evaluation": {"success_at": 0.2},
 }
 
@@ -84,7 +87,8 @@ def test_the_same_model_has_the_same_accuracy(project, monkeypatch):
     found = commands.evaluate_model(name, config, limit=0, api=api)
     usage = found.pop("api")
     assert found == expected
-    assert found["means"]["lengths/turns"] > 1 and found["means"]["digits/score"] > 0
+    assert found["means"]["lengths/turns"] > 1
+    assert found["means"]["digits/score"] > 0 < found["means"]["lengths/score"]
     assert usage["requests"] > found["prompts"] and usage["output_tokens"] > 0 and not usage["retries"]
 
 
@@ -142,6 +146,35 @@ def test_what_an_api_cannot_do_is_refused_before_it_is_asked(project, echo, monk
 def test_wrong_options_are_named(project, options, word):
     done = project.run("eval", "hosted", str(project.config()), *options)
     assert done.returncode == 2 and word in done.stderr and "Traceback" not in done.stderr
+
+
+WORLD = """
+    class Alive:
+        inline = True
+        now = most = 0
+
+        def reset(self, seed):
+            Alive.now += 1
+            Alive.most = max(Alive.most, Alive.now)
+            return "5", {}
+
+        def step(self, action):
+            return "", 1.0, True, False, {}
+
+        def close(self):
+            Alive.now -= 1
+"""
+
+
+def test_no_more_attempts_run_at_once_than_the_api_allows(project, echo):
+    (project.folder / "alive_world.py").write_text(textwrap.dedent(WORLD))
+    digits = load(project.config(), model=RunConfig).model_dump(mode="json")["tasks"][0]
+    path = project.config(tasks=[digits | {"test": None}, LENGTHS | {"environment": "alive_world:Alive"}])
+    add_import_folder(path)
+    api = ChatAPI(url=url_of(echo), concurrency=2)
+    found = commands.evaluate_model("hosted", load(path, GREEDY, model=RunConfig), limit=0, api=api)
+    alive = importlib.import_module("alive_world").Alive
+    assert (alive.most, alive.now, found["accuracy"]) == (2, 0, 1.0)
 
 
 def test_data_is_sampled_from_it(project, echo):

@@ -100,7 +100,7 @@ class RemoteJudge:
 
     @property
     def usage(self) -> JudgeUsage:
-        """What was asked so far."""
+        """Counts of requests and tokens until now, and their cost."""
         sent, (price, reply_price) = self._chat.usage, self._prices
         return JudgeUsage(
             requests=sent.requests,
@@ -171,7 +171,7 @@ class RemoteJudges:
 
     @property
     def usage(self) -> JudgeUsage:
-        """What all judges were asked, by the run before it was resumed too."""
+        """Sum over all judges, with the usage of the run before it was resumed."""
         return sum((judge.usage for judge in self.judges.values()), self._before)
 
     def read_usage(self, path: Path) -> None:

@@ -71,6 +71,19 @@ def test_an_episode_is_that_of_an_engine(finish, broken, max_turns):
     assert all(world.closed for world in worlds)
 
 
+@pytest.mark.parametrize("seconds", [0.01, 600.0])
+def test_an_episode_ends_when_its_time_is_up(seconds):
+    class Slow(Countdown):
+        async def step(self, action):
+            await asyncio.sleep(0.02)
+            return await super().step(action)
+
+    found, sent = chat(["a"], Slow(), max_turns=5, episode_seconds=seconds)
+    expected = engine(["a"], world=Slow(), max_turns=5, episode_seconds=seconds)
+    assert found.meta.score.detail == expected.meta.score.detail and found.meta.truncated == expected.meta.truncated
+    assert len(sent) == (1 if seconds < 1 else 3)
+
+
 @pytest.mark.parametrize("finish", ENDS)
 def test_a_single_turn_is_that_of_an_engine(finish):
     found, sent = chat(["xy"], finish=finish)
