@@ -8,6 +8,8 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Tests and tools share a small machine: one thread of arithmetic a process.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+# Thousands of processes start in the tests: each would compile the package again.
+export PYTHONDONTWRITEBYTECODE :=
 
 SUITES := $(wildcard tests/chaos tests/system tests/parity tests/browser tests/gpu)
 # A file to a process. Unit tests are run in a random order; whole runs in theirs, the longest first: some share processes.
@@ -17,7 +19,7 @@ TWO := -n 2 --dist loadfile --no-loadscope-reorder
 SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
 .DEFAULT_GOAL := help
-.PHONY: gpu browser vendor help demo check test release commands alone chaos parity coverage mutation bench bare release-check docs format lint types floors figures house unit vllm clean
+.PHONY: gpu browser vendor help demo check test release commands long alone chaos parity coverage mutation bench bare release-check docs format lint types floors figures house unit vllm clean
 
 help:  ## the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -34,6 +36,9 @@ test: check  ## what CI runs: check, whole runs, short parity and chaos
 commands: $(VENV)/.installed-dev  ## tests that need system commands: sandboxes by bubblewrap, containers by docker
 	pytest -q $(TWO) -p no:randomly -m commands $(shell grep -rl 'mark\.commands' tests/system tests/unit)
 
+long: $(VENV)/.installed-dev  ## the whole runs that make test leaves out for their time
+	pytest -q $(TWO) -p no:randomly --long -m long tests/chaos tests/system
+
 alone: $(VENV)/.installed-dev  ## each file of unit tests in a process of its own
 	printf '%s\n' $$(git ls-files 'tests/unit/**test_*.py') | xargs -P 2 -I {} sh -c 'pytest -q --no-header {} || exit 255'
 
@@ -42,7 +47,7 @@ parity: $(VENV)/.installed-dev envs/learners/.installed  ## all comparisons with
 	envs/learners/bin/python -m pytest -q --long tests/parity/test_deepspeed.py tests/parity/test_megatron.py tests/parity/test_objectives.py
 
 chaos: $(VENV)/.installed-dev  ## 60 kills of real processes at random, and 6 of nodes; make chaos SEED=7 draws others
-	pytest -q -s --long --cold tests/chaos/test_kills.py tests/chaos/test_nodes.py tests/chaos/test_weights.py -k "random or anywhere or rollout_worker or join or two_nodes or other_nodes" --kills 60 --seed $(or $(SEED),0)
+	pytest -q -s --long --cold tests/chaos/test_kills.py tests/chaos/test_nodes.py tests/chaos/test_weights.py -k "random or anywhere or comes_back or join or two_nodes or other_nodes" --kills 60 --seed $(or $(SEED),0)
 
 browser: $(VENV)/.installed-dev  ## the dashboard in a chromium of the system
 	pytest -q -p no:randomly tests/browser
@@ -100,7 +105,7 @@ release-check: $(VENV)/.installed-dev  ## build sdist and wheel, use the wheel w
 bare:  ## make bare PART=demo AS=root|nobody: a target on a Debian with Python, make and pip alone; needs root and debootstrap
 	tools/bare.sh $(or $(PART),demo) $(or $(AS),root)
 
-release: check release-check  ## check, release-check, and that no result is older than the code it measured
+release: check long release-check  ## check, long, release-check, and that no result is older than the code it measured
 	python tools/figures.py --release
 
 unit: $(VENV)/.installed-dev

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from socketserver import TCPServer
 
 import psutil
 import pytest
@@ -31,6 +32,9 @@ from tests import warm
 
 # A shell starts what it runs in the background with Ctrl-C ignored, and all processes that are started from there inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Five connections, the default, may wait for a test's server at once; one more is now and then reset, and tried again.
+TCPServer.request_queue_size = 128
 
 # derandomize: a red build is the change's fault and never the draw's; `make chaos` is where fresh seeds are tried.
 settings.register_profile("antiphon", deadline=None, derandomize=True, print_blob=True)
@@ -175,6 +179,18 @@ class SkipReasons:
             terminalreporter.line(f"{count:5}  {reason}{wrong}")
 
 
+class Failures:
+    """Prints each failure as it comes, too: a job that is stopped at its limit of time prints no summary."""
+
+    def __init__(self, config):
+        self.config = config
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            writer = self.config.get_terminal_writer()
+            writer.line(f"\n{report.nodeid} failed in its {report.when}:\n{report.longreprtext[-5000:]}", red=True)
+
+
 class LeftProcesses:
     """Fails the tests if a process that they started runs on although its parent has ended."""
 
@@ -232,9 +248,24 @@ def pytest_configure(config):
         raise pytest.UsageError(f'--engine-options: {options!r} is no JSON object, such as {{"size": 3}}')
     if not hasattr(config, "workerinput"):  # the workers of xdist report to its controller
         config.pluginmanager.register(SkipReasons())
+        if os.environ.get("CI"):
+            config.pluginmanager.register(Failures(config))
         # Whole runs. What tests of the system's commands start, such as docker, ends in its own time.
         if config.option.markexpr != "commands" and any("unit" not in Path(each).parts for each in config.args):
             config.pluginmanager.register(LeftProcesses())
+
+
+@pytest.fixture(autouse=True, scope="module")
+def restored_environment():
+    """Undo what a module changes in the environment: with another one, programs of later modules would not start warm."""
+    before = dict(os.environ)
+    yield
+    changed = {name for name in {*before, *os.environ} if before.get(name) != os.environ.get(name)}
+    for name in changed - {"PYTEST_CURRENT_TEST"}:
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]
 
 
 class Project:

@@ -9,18 +9,26 @@ from tests.chaos.lives import POINTS, Lives
 
 
 @pytest.mark.chaos
-def test_a_run_survives_one_kill_after_another(project):
+@pytest.mark.parametrize(
+    "kills",
+    [
+        [("controller", "rollouts.written", 3), ("learner", "learner.publish", 3), ("engine", "engine.load", 2)],
+        pytest.param(
+            [
+                ("controller", "ledger.commit", 3),
+                ("controller", "checkpoint.published", 2),
+                ("controller", "token_stats.write", 2),
+                ("learner", "learner.saved", 2),
+                ("grader", "grade", 1),
+            ],
+            marks=pytest.mark.long,
+        ),
+    ],
+    ids=["each kind of process", "other points"],
+)
+def test_a_run_survives_one_kill_after_another(project, kills):
     lives = Lives(project)
-    for who, point, count in (
-        ("controller", "ledger.commit", 3),
-        ("controller", "rollouts.written", 3),
-        ("controller", "checkpoint.published", 2),
-        ("controller", "token_stats.write", 2),
-        ("learner", "learner.saved", 2),
-        ("learner", "learner.publish", 3),
-        ("engine", "engine.load", 2),
-        ("grader", "grade", 1),
-    ):
+    for who, point, count in kills:
         lives.live(who, point, count)
 
 

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+import time
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
@@ -57,7 +58,7 @@ class Nodes:
         self.started.append(node)
         while "Ray runtime started" not in log.read_text():
             assert node.poll() is None, log.read_text()
-            os.sched_yield()
+            time.sleep(0.1)
         self.alive[number] = node
 
     def kill(self, number):
@@ -149,6 +150,7 @@ def test_engines_move_when_nodes_are_killed(project, request):
     finish(project, process)
 
 
+@pytest.mark.long
 def test_an_engine_comes_back_with_its_node(project, nodes):
     process = start(project, nodes, {"engine": "node1.gpu:0, node2.gpu:0"}, replicas=2)
     wait_for_line(process, "step ")

@@ -80,7 +80,7 @@ def test_receivers_come_together_and_late(tmp_path):
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("bucket", [1, 3])
+@pytest.mark.parametrize("bucket", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_one_that_dies_in_a_broadcast_keeps_nobody_else_from_it(tmp_path, bucket):
     async def main(sending):
         update, digest = sending.send()
@@ -224,7 +224,7 @@ class Mesh:
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("encoding", ["whole", "delta"])
+@pytest.mark.parametrize("encoding", [pytest.param("whole", marks=pytest.mark.long), "delta"])
 def test_ranks_and_engines_die_anywhere_and_no_engine_has_wrong_weights(tmp_path, request, encoding):
     """An engine that dies keeps nobody from the version. If a rank dies, engines have the version or an error."""
     draw = random.Random(request.config.getoption("--seed"))

@@ -23,44 +23,55 @@ START_SECONDS = 60
 
 
 @pytest.fixture(scope="session")
-def docker_image(tmp_path_factory):
-    """An image with Python and a few commands of this machine, for the docker that runs here; where only its programs are, and
-    root may start them, for one of the tests' own."""
-    daemon = None
-    if not _answers():
+def docker_host(tmp_path_factory):
+    """Address of a docker with an image that has Python and a few commands of this machine: of the one that runs here, and then
+    empty; where only its programs are, and root may start them, of one of the tests' own."""
+    daemon, host = None, ""
+    if not _answers(host):
         if shutil.which("dockerd") is None or os.geteuid() != 0:
             pytest.skip("no docker daemon runs here")
-        daemon = _start(tmp_path_factory.mktemp("docker", numbered=True))
+        daemon, host = _start(tmp_path_factory.mktemp("docker", numbered=True))
     try:
         archive = tmp_path_factory.mktemp("image") / "image.tar"
         _pack(archive)
-        subprocess.run(["docker", "import", archive, IMAGE], check=True, capture_output=True)
-        yield IMAGE
-        subprocess.run(["docker", "rmi", "--force", IMAGE], check=True, capture_output=True)
+        subprocess.run(_docker(host, "import", archive, IMAGE), check=True, capture_output=True)
+        yield host
+        subprocess.run(_docker(host, "rmi", "--force", IMAGE), check=True, capture_output=True)
     finally:
         if daemon is not None:
             daemon.terminate()
             daemon.wait()
-            del os.environ["DOCKER_HOST"]
 
 
-def _answers() -> bool:
-    return subprocess.run(["docker", "info"], capture_output=True).returncode == 0
+@pytest.fixture(scope="module")
+def docker_image(docker_host):
+    """Name of the image; the docker that has it is that of the environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        if docker_host:
+            patch.setenv("DOCKER_HOST", docker_host)
+        yield IMAGE
 
 
-def _start(directory: Path) -> "subprocess.Popen[bytes]":
-    os.environ["DOCKER_HOST"] = f"unix://{directory}/socket"
+def _docker(host: str, *arguments: str | Path) -> list[str | Path]:
+    return ["docker", *(["--host", host] if host else []), *arguments]
+
+
+def _answers(host: str) -> bool:
+    return subprocess.run(_docker(host, "info"), capture_output=True).returncode == 0
+
+
+def _start(directory: Path) -> "tuple[subprocess.Popen[bytes], str]":
+    host = f"unix://{directory}/socket"
     places = [f"--{name}={directory / name}" for name in ("data-root", "exec-root", "pidfile")]
-    command = ["dockerd", "--bridge=none", "--iptables=false", f"--host={os.environ['DOCKER_HOST']}", *places]
+    command = ["dockerd", "--bridge=none", "--iptables=false", f"--host={host}", *places]
     with (directory / "log").open("wb") as log:
         daemon = subprocess.Popen(command, stdout=log, stderr=log)
     until = time.monotonic() + START_SECONDS
-    while not _answers():
+    while not _answers(host):
         if daemon.poll() is not None or time.monotonic() > until:
             daemon.kill()
-            del os.environ["DOCKER_HOST"]
             pytest.skip(f"dockerd does not start here: {(directory / 'log').read_text()[-300:]}")
-    return daemon
+    return daemon, host
 
 
 def _pack(archive: Path) -> None:

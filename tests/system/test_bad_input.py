@@ -177,7 +177,7 @@ def test_a_worker_process_killed_in_mid_run(project, worker):
     [
         ("local", 2, 0, "distributed"),
         ("local", 1, 1, "shared_memory"),
-        pytest.param("ray", 1, 1, "object_store", marks=NEEDS_RAY),
+        pytest.param("ray", 1, 1, "object_store", marks=[NEEDS_RAY, pytest.mark.long]),
     ],
 )
 def test_a_run_goes_on_when_one_of_its_engines_is_killed(project, cluster, engines, restarts, channel):

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.system
 
 STEPS = 40
 FLOOD = r"""
-import os, socket, sys
+import os, socket, sys, time
 from collections import Counter
 from contextlib import suppress
 from datetime import timedelta
@@ -58,12 +58,15 @@ with suppress(psutil.NoSuchProcess):
             known.add(address)
             for attack in (spoil, flood):
                 Thread(target=attack, args=(address,), daemon=True).start()
+        time.sleep(0.02)
 print(done["garbage"], done["stores"], flush=True)
 os._exit(0)
 """
 
 
-@pytest.mark.parametrize("mesh", [{}, {"shard": 2}], ids=["one_rank", "two_ranks"])
+@pytest.mark.parametrize(
+    "mesh", [pytest.param({}, marks=pytest.mark.long), {"shard": 2}], ids=["one_rank", "two_ranks"]
+)
 def test_garbage_in_its_ports_does_not_end_a_run(project, mesh):
     learner = {"mesh": mesh, "optimizer": {"learning_rate": 1e-2}}
     path = project.config(weights={"channel": "distributed"}, engine={"replicas": 2, "slots": 8}, learner=learner)

@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+import time
 from contextlib import closing
 
 from antiphon.dashboard.live_file import read_live_state
@@ -15,6 +16,7 @@ def test_run_says_what_it_does_while_it_goes_on(project):
     try:
         while len({state["version"] for state in seen}) < 4:
             assert process.poll() is None
+            time.sleep(0.02)
             if (run / "live.json").exists():
                 state = json.loads((run / "live.json").read_text())  # replaced at once: never half of one
                 if not seen or state["second"] > seen[-1]["second"]:

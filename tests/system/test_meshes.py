@@ -71,7 +71,7 @@ def test_ranks_train_together_and_one_goes_on(project, mesh):
     assert not audit(project.folder / "runs" / "run").violations
 
 
-@pytest.mark.parametrize("channel", ["shared_memory", "distributed"])
+@pytest.mark.parametrize("channel", [pytest.param("shared_memory", marks=pytest.mark.long), "distributed"])
 def test_all_ranks_send_what_they_have_learned(project, channel):
     """Two engines put it together; a replay, whose ranks send to nobody but itself, comes to the same."""
     encoding = "delta" if channel == "distributed" else "whole"
@@ -118,7 +118,9 @@ def test_critics_and_reference_resume_on_other_meshes(project, sections):
     assert not audit(project.folder / "runs" / "run").violations
 
 
-@pytest.mark.parametrize("dying", [DYING, SAVING], ids=["in mid-step", "in mid-save"])
+@pytest.mark.parametrize(
+    "dying", [pytest.param(DYING, marks=pytest.mark.long), SAVING], ids=["in mid-step", "in mid-save"]
+)
 def test_a_rank_that_dies_takes_nothing_along(project, dying):
     (project.folder / "dying.py").write_text(textwrap.dedent(dying))
     done = train(project, {"kind": "dying:Learner", "mesh": {"shard": 2}}, steps=5)

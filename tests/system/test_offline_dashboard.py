@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 
 import pytest
 import yaml
@@ -91,7 +92,7 @@ def test_pages_of_attempts_say_that_there_are_none(client, name, path):
 def test_record_shows_what_there_is(client, name):
     client.get(f"/record/{name}")
     while (found := client.get(f"/api/record/{name}").json())["audit"]["state"] == "running":
-        pass
+        time.sleep(0.02)
     page = client.get(f"/record/{name}").text
     assert "model" in {part.rstrip("/") for part, _ in found["files"]} or name == "sft"
     assert found["problem"] == "" and "notice bad" not in page

@@ -116,7 +116,9 @@ def assert_alike(project, one, other):
     assert validated[0] == validated[1]
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(
+    "verb", [pytest.param(verb, marks=[] if verb == "dpo" else [pytest.mark.long]) for verb in VERBS]
+)
 def test_a_killed_run_ends_as_one_that_was_not(project, verb):
     """Killed before a checkpoint is in place, and again in the next life: what was not in place is done again."""
     here(project, verb, "name=whole")

@@ -14,6 +14,7 @@ from tests.packages import install
 ROOT = Path(__file__).parents[2]
 EXAMPLE = "tests.example_engine:ExampleEngine"
 CONTRACT = ("tests/system/engine_contract",)
+OTHER_PYTHON = ("--engine-python", sys.executable)
 
 
 def test_engine_named_by_import_path_trains(project):
@@ -59,8 +60,15 @@ def test_contract_command_succeeds_for_a_correct_engine():
     assert "passed" in ran.stdout and "skipped" not in ran.stdout
 
 
-@pytest.mark.parametrize("options", [(), ("--engine-python", sys.executable)])
-@pytest.mark.parametrize("engine", ["no_such_module:Engine", "tests.example_engine:ExampleEngin"])
+@pytest.mark.parametrize(
+    ("engine", "options"),
+    [
+        ("no_such_module:Engine", ()),
+        ("tests.example_engine:ExampleEngin", OTHER_PYTHON),
+        pytest.param("no_such_module:Engine", OTHER_PYTHON, marks=pytest.mark.long),
+        pytest.param("tests.example_engine:ExampleEngin", (), marks=pytest.mark.long),
+    ],
+)
 def test_contract_command_names_a_missing_engine(engine, options):
     ran = run_contract(engine, *options)
     assert ran.returncode == pytest.ExitCode.USAGE_ERROR
@@ -68,7 +76,7 @@ def test_contract_command_names_a_missing_engine(engine, options):
     assert engine in line and "PYTHONPATH" in line
 
 
-@pytest.mark.parametrize("options", ["{size: 3}", "[3]"])
+@pytest.mark.parametrize("options", ["{size: 3}", pytest.param("[3]", marks=pytest.mark.long)])
 def test_contract_command_refuses_options_of_another_form(options):
     ran = run_contract(EXAMPLE, "--engine-options", options)
     assert ran.returncode == pytest.ExitCode.USAGE_ERROR and "--engine-options" in ran.stdout + ran.stderr

@@ -118,6 +118,7 @@ def test_workers_are_held_to_their_devices(project):
     )
 
 
+@pytest.mark.long
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is optional: pip install -e '.[ray]'")
 def test_a_placement_means_the_same_on_ray(project):
     path = project.config(cluster={"kind": "ray"}, placement=PLACEMENTS["overlapping"], engine={"replicas": 2})

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import time
 from contextlib import closing, contextmanager
 
 import pytest
@@ -66,7 +67,7 @@ def abandoned(server, sandbox_id: str, route: str, number: int, **body):
     head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
     connections = [send(server, head.encode() + content) for _ in range(number)]
     while metric(server, "antiphon_sandbox_commands_in_flight") < number:
-        pass
+        time.sleep(0.02)
     yield
     for connection in connections:
         connection.close()
@@ -80,7 +81,7 @@ def test_abandoned_commands_end(server, sandbox, route):
     with abandoned(server, sandbox, route, 3, command="sleep 1000"):
         pass
     while metric(server, "antiphon_sandbox_commands_in_flight"):
-        pass
+        time.sleep(0.02)
     assert metric(server, late) == before
     assert server.result("/execute", sandbox_id=sandbox, command="pgrep -c sleep")["stdout"] == "0\n"
     assert server.result("/run_in_session", sandbox_id=sandbox, command="echo well")["output"] == "well"

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -287,7 +288,7 @@ def test_a_box_that_is_killed_is_told_of(server, sandbox):
         server.result("/execute", sandbox_id=sandbox, command="until [ -e begun ]; do :; done")
         everybody = psutil.Process(server.process.pid)
         while not (found := [child for child in everybody.children(recursive=True) if child.name() == "sleep"]):
-            pass
+            time.sleep(0.02)
         (box,) = found
         while box.parent().pid != server.process.pid:
             box = box.parent()
@@ -509,7 +510,7 @@ def test_quotas_and_idle_ends():
         second = server.start(memory="100m")
         assert "2 sandboxes" in server.refused(429, "/start_async", image="x", memory="40m")
         while server.post("/execute", sandbox_id=second, command="true").status_code != 429:
-            pass  # the other command has not come yet
+            time.sleep(0.02)  # the other command has not come yet
         make, world = f"{GEM}/make", {"env_id": "worlds_of_tests:Hangs"}
         made = server.client.post(make, json=world).json()
         assert "which is the limit" in server.client.post(make, json=world).json()["error"]
@@ -522,9 +523,9 @@ def test_quotas_and_idle_ends():
         server.result("/create_session", sandbox_id=third)
         assert "has 1 sessions" in server.refused(429, "/create_session", sandbox_id=third, session="two")
         while any(item["state"] == "running" for item in server.items()):
-            pass
+            time.sleep(0.02)
         while any(item["state"] == "stopped" for item in server.items()):
-            pass
+            time.sleep(0.02)
         events = [line["event"] for line in server.status(third)["state_history"]]
         assert events == ["start", "alive", "idle", "kept long enough"]
 
@@ -618,7 +619,7 @@ def test_a_worker_that_is_killed_is_replaced(workers):
     with ThreadPoolExecutor(4) as threads:
         running = [threads.submit(server.post, "/execute", sandbox_id=name, command="sleep 30; echo x") for name in ids]
         while server.client.get("/metrics").text.count("antiphon_sandbox_commands_in_flight 4\n") == 0:
-            pass
+            time.sleep(0.02)
         victim.kill()
         statuses = []
         for future, name in zip(running, ids, strict=True):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -102,7 +103,7 @@ def sandbox(server):
 
 def wait_for_hosts(server, number: int) -> None:
     while f'antiphon_sandbox_hosts{{state="up"}} {number}\n' not in server.client.get("/metrics").text:
-        pass
+        time.sleep(0.02)
 
 
 def wait_for_commands(server, *commands) -> None:
@@ -222,7 +223,7 @@ def test_without_any_host_everything_is_refused():
         name = server.start()
         hosts[0].end(signal.SIGKILL)
         while server.client.get("/metrics").status_code != 503:
-            pass
+            time.sleep(0.02)
         for route in ("/start_async", "/stop", "/restart", "/execute"):
             server.refused(503, route, image="x", sandbox_id=name, command="true")
         assert server.client.get(f"{SANDBOX}/sandboxes").status_code == 503

@@ -53,6 +53,7 @@ def test_run_begins_with_one_server_and_the_other_joins(project, wide_model, ser
     assert not audit(project.folder / "runs" / "run").violations
 
 
+@pytest.mark.long
 def test_a_pool_of_two_kinds(project, wide_model, servers):
     """A native engine and a server, each with settings of its own: both are given weights, both sample for the learner. The
     protocol of the server is a class of the user's."""

@@ -121,6 +121,7 @@ def steps(process, count):
         wait_for_line(process, "step ")
 
 
+@pytest.mark.long
 def test_a_worker_and_an_engine_of_another_are_killed(project):
     """Where cores suffice, the one that is killed shares its own with the learner, the other does not."""
     placement = PLACEMENTS["overlapping"] if len(os.sched_getaffinity(0)) > 1 else {}
@@ -217,6 +218,7 @@ def test_killed_worker_trainer_and_rank_are_survived(project):
 
 
 @pytest.mark.ray
+@pytest.mark.long
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is optional: pip install -e '.[ray]'")
 def test_on_ray(project):
     cluster = {"cluster": {"kind": "ray"}, "weights": {"channel": "distributed"}, "placement": {"engine": "anywhere"}}

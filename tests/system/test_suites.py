@@ -102,7 +102,7 @@ def configured(project):
     return load(path, model=RunConfig)
 
 
-@pytest.mark.parametrize("shots", [0, 2])
+@pytest.mark.parametrize("shots", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_it_measures_what_lm_eval_does_by_transformers(project, folder, shots):
     command = [sys.executable, "-c", OTHER, str(project.model), str(folder), str(shots)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})

@@ -31,6 +31,7 @@ def test_my_agent(tmp_path):
     assert "0.0.0" in out and "trained" in out
 
 
+@pytest.mark.long
 def test_why_not_learning(tmp_path):
     out = run_page("why_not_learning.md", tmp_path, COLD)
     assert "1 reward/mean 0.0 learner/grad_norm None " in out
@@ -38,6 +39,7 @@ def test_why_not_learning(tmp_path):
 
 
 @pytest.mark.ray
+@pytest.mark.long
 def test_cluster(tmp_path):
     out = run_page("cluster.md", tmp_path, TINY)
     assert summary_of(tmp_path / "growing" / "runs" / "ray")["steps"] == 2

@@ -197,7 +197,7 @@ def test_why_and_samples_place_a_failing_reward(code):
     assert where in samples.stdout
 
 
-@pytest.mark.parametrize("by", ["-m antiphon", "antiphon"])
+@pytest.mark.parametrize("by", [pytest.param("-m antiphon", marks=pytest.mark.long), "antiphon"])
 def test_a_file_named_like_a_standard_module_hides_nothing(code, by):
     for name in ("numbers", "queue", "code"):
         (code.folder / f"{name}.py").write_text("raise SystemError('imported in place of the library')\n")

@@ -71,6 +71,8 @@ def chat(text: str, usage: object = {"prompt_tokens": 1000, "completion_tokens":
 
 
 class Server(ThreadingHTTPServer):
+    request_queue_size = 128
+
     def handle_error(self, *args: object) -> None: ...  # callers that left
 
 
