@@ -32,9 +32,8 @@ def write_steps(run: TrackedRun, first: int, last: int, notify=lambda: None, pha
 def main(folder: str, trackers: str, lineage: str, cut: str, first: str, last: str, kill: str = "") -> None:
     path = Path(folder)
     if int(lineage) == 0:
-        RunDirectory.create(path.parent, path.name).write_config("name: tracked\n")
-    config = {"name": "tracked", "rollout": {"group_size": 4}}
-    run = TrackedRun(name="tracked", directory=RunDirectory(path), config=config, lineage=int(lineage), cut=int(cut))
+        RunDirectory.create(path.parent, path.name).write_config("name: tracked\nrollout: {group_size: 4}\n")
+    run = TrackedRun(name="tracked", directory=RunDirectory(path), lineage=int(lineage), cut=int(cut))
     if not run.lineage:
         write_steps(run, 1, 3, phase="sft/")
     feeds = open_trackers(TrackersConfig.model_validate(json.loads(trackers)), run, time.time, print)

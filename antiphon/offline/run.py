@@ -304,10 +304,10 @@ async def _built(config: OfflineConfig, group: MakeGroup, overwrite: bool, resum
         checkpoint, state = find_checkpoint(directory, view.message) if resume else (None, {})
         lineage = next_lineage(directory.metrics) if resume else 0
         metrics = stack.enter_context(Metrics(directory.metrics, lineage=lineage))
-        plain, cut = config.model_dump(mode="json"), state.get("step", 0)
-        tracked = TrackedRun(name=config.name, directory=directory, config=plain, lineage=lineage, cut=cut)
+        tracked = TrackedRun(name=config.name, directory=directory, lineage=lineage, cut=state.get("step", 0))
         trackers = open_trackers(config.record.trackers, tracked, time.time, view.message)
         stack.callback(trackers.close)
+        trackers.notify()
         cluster: Cluster = CLUSTERS.resolve(config.cluster.kind)(config.cluster, directory.logs)
         stack.push_async_callback(cluster.close)
         made = directory.path / "initial_model"

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from antiphon.cluster.base import Cluster
-from antiphon.core.config import dump
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError
 from antiphon.record.run_dir import RunDirectory
@@ -68,7 +67,7 @@ async def start_run(config: RunConfig, *, overwrite: bool = False, resume: bool 
         stack.push_async_exit(cluster_stack.pop_all())  # workers end before the record that they write to
         model = await _prepare_model(cluster, record.directory, config)
         config = choose_pack_size(config, model)
-        record.directory.write_config(dump(config))
+        record.write_config(config)
         context = LaunchContext(
             cluster=cluster,
             config=config,

@@ -5,6 +5,7 @@ import signal
 
 import psutil
 import pytest
+import yaml
 
 from tests.tracker_readers import READERS, mlflow_client, trackio_environment, trackio_run
 
@@ -17,6 +18,34 @@ TRACKERS = {
     "trackio": {},
     "swanlab": {"mode": "offline"},
 }
+
+
+KEEPING = """
+import json
+from antiphon.record.trackers import RunTracker
+
+class Keeping(RunTracker):
+    def start(self, run):
+        self.directory.mkdir()
+        (self.directory / "config.json").write_text(json.dumps(run.config))
+        return {}
+
+    def log(self, phase, step, metrics, samples): ...
+
+    def finish(self, run, model): ...
+"""
+
+
+def test_a_tracker_receives_what_a_run_chose_for_auto(project):
+    (project.folder / "own_tracker.py").write_text(KEEPING)
+    path = project.config(steps=1, learner={"dtype": "auto"}, engine={"dtype": "auto"})
+    done = project.run("train", path, "record.trackers=[own_tracker:Keeping]")
+    assert done.returncode == 0 and "failed" not in done.stdout, done.stdout + done.stderr
+    run = project.folder / "runs" / "run"
+    found = json.loads((run / "own_tracker.Keeping" / "config.json").read_text())
+    assert found == yaml.safe_load((run / "config.yaml").read_text())
+    assert {found["learner"]["dtype"], found["engine"]["dtype"]} <= {"float32", "bfloat16"}
+    assert found["learner"]["tokens_per_pack"] == 1024  # which it chose, too: that of CPUs
 
 
 def kill(run):

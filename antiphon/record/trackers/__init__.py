@@ -8,7 +8,7 @@ __all__ = ["TRACKERS", "RunTracker", "TrackedRun", "Tracker", "TrackerFeeds", "T
 
 
 def open_trackers(config: TrackersConfig, run: TrackedRun, clock: Clock, report: Report) -> TrackerFeeds:
-    """Start the trackers of a run, each with its own folder `<run>/<name>`.
+    """Open the trackers of a run, each with its own folder `<run>/<name>`; they start at their first `notify`.
 
     Raises:
         ConfigError: The library of a tracker is not installed, or a tracker of the user's own cannot be imported.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from antiphon.core.config import read_yaml
 from antiphon.core.errors import ConfigError
 from antiphon.record.checkpoint import MANIFEST, list_checkpoints
 from antiphon.record.run_dir import RunDirectory, write_json
@@ -39,16 +40,20 @@ class TrackedRun:
     Attributes:
         name: Name of the run.
         directory: Its directory.
-        config: The resolved configuration as plain values.
         lineage: The lineage that is recorded now; 0 unless the run was resumed.
         cut: Step after which it was resumed; later steps of earlier lineages are undone.
     """
 
     name: str
     directory: RunDirectory
-    config: Mapping[str, Any]
     lineage: int = 0
     cut: int = 0
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The configuration in its directory, as plain values."""
+        found: Mapping[str, Any] = read_yaml(self.directory.config)
+        return found
 
     def find_model(self) -> Path | None:
         """Return the model of a run that has ended well: an offline command's, or the newest checkpoint."""

@@ -30,14 +30,14 @@ class TrackerFeed:
         self._run = run
         self._report = report
         self._condition = threading.Condition()
-        self._has_news = True  # a resumed run has a history
+        self._has_news = False
         self._closing = False
         self._failures = 0
         self._thread = threading.Thread(target=self._follow, name=f"tracker {name}", daemon=True)
         self._thread.start()
 
     def notify(self) -> None:
-        """Say that a step was written."""
+        """Say that a step was written, or at first that the configuration was: the tracker starts, with all that there is."""
         with self._condition:
             self._has_news = True
             self._condition.notify()
@@ -136,7 +136,7 @@ class TrackerFeeds:
         return bool(self._feeds)
 
     def notify(self) -> None:
-        """Say that a step was written to `metrics.jsonl`."""
+        """Say that there is something new to read: the configuration, a step in `metrics.jsonl`."""
         for feed in self._feeds:
             feed.notify()
 

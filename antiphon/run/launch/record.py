@@ -43,6 +43,11 @@ class RunRecord:
         """Directory and lineage, for those who write beside the ledger."""
         return RunLineage(self.directory, self.first_version.lineage)
 
+    def write_config(self, config: RunConfig) -> None:
+        """Write the configuration, which is complete now, and start the trackers, which read it."""
+        self.directory.write_config(dump(config))
+        self.trackers.notify()
+
     @property
     def first_version(self) -> PolicyVersion:
         """Version that the run begins at."""
@@ -65,8 +70,7 @@ async def open_record(config: RunConfig, directory: RunDirectory, stack: AsyncEx
     resumption = _open_lineage(store, directory, config, view, resume)
     lineage, step = (resumption.lineage, resumption.state["step"]) if resumption else (0, 0)
     metrics = stack.enter_context(Metrics(directory.metrics, lineage=lineage))
-    plain = config.model_dump(mode="json")
-    tracked = TrackedRun(name=config.name, directory=directory, config=plain, lineage=lineage, cut=step)
+    tracked = TrackedRun(name=config.name, directory=directory, lineage=lineage, cut=step)
     trackers = open_trackers(config.record.trackers, tracked, time.time, view.message)
     stack.callback(trackers.close)
     ledger = Ledger(store, _open_events(config, directory, lineage, stack), lineage=lineage, step=step)

@@ -197,7 +197,8 @@ def own(tmp_path, monkeypatch):
 @pytest.fixture
 def run(tmp_path):
     directory = RunDirectory.create(tmp_path, "run")
-    return TrackedRun(name="tracked", directory=directory, config={})
+    directory.write_config("name: tracked\n")
+    return TrackedRun(name="tracked", directory=directory)
 
 
 def start(name, run, said):
@@ -219,7 +220,7 @@ def test_own_tracker_is_named_in_the_configuration(own, run, tmp_path):
 
 def test_own_tracker_gets_the_steps_after_a_resume(own, run):
     write_steps(run, 1, 5)
-    resumed = TrackedRun(name="tracked", directory=run.directory, config={}, lineage=1, cut=3)
+    resumed = TrackedRun(name="tracked", directory=run.directory, lineage=1, cut=3)
     feeds = start("own_tracker:Keeping", resumed, [])
     write_steps(resumed, 4, 6, feeds.notify)
     feeds.close()
@@ -320,7 +321,8 @@ from pathlib import Path
 from antiphon.record import live, metrics
 from antiphon.record.run_dir import RunDirectory
 from antiphon.record.trackers import TrackedRun, TrackersConfig, open_trackers
-run = TrackedRun(name="x", directory=RunDirectory.create({str(tmp_path)!r}, "run"), config={{}})
+run = TrackedRun(name="x", directory=RunDirectory.create({str(tmp_path)!r}, "run"))
+run.directory.write_config("name: x")
 open_trackers(TrackersConfig.model_validate(["tensorboard"]), run, float, print).close()
 print(*({{"torch", "tensorflow"}} & set(sys.modules)))
 """
