@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from uuid import uuid4
@@ -65,7 +65,8 @@ class Nodes:
         """All of a node at once, as when its machine goes down."""
         node = self.alive.pop(number)
         for process in [*psutil.Process(node.pid).children(recursive=True), node]:
-            process.kill()
+            with suppress(psutil.NoSuchProcess):  # workers of a run that was killed end by themselves, too
+                process.kill()
         node.wait()
 
     def running(self, *names):
