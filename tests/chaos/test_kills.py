@@ -24,7 +24,7 @@ from tests.chaos.lives import POINTS, Lives
             marks=pytest.mark.long,
         ),
     ],
-    ids=["each kind of process", "other points"],
+    ids=["controller, learner, engine", "other points, grader"],
 )
 def test_a_run_survives_one_kill_after_another(project, kills):
     lives = Lives(project)
