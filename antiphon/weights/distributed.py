@@ -36,6 +36,10 @@ from antiphon.weights.tensors import HostBuffer, pack_tensors, unpack_tensors
 
 PATIENCE = 1.0  # seconds that receivers wait for each other
 TIMEOUT = timedelta(seconds=20)  # of each step of a broadcast
+JOIN = timedelta(seconds=6)  # for a peer's address in the store; gloo waits five times as long for a connection to it
+ANSWER = (
+    5 * JOIN + 2 * TIMEOUT
+)  # for an answer: a peer may die while the group is joined, and another one in a broadcast
 IDLE = timedelta(hours=1)  # longest single wait for a request; none comes while a training step runs
 TRIES = 4  # broadcasts of one version that a receiver takes part in before it gives up
 
@@ -52,8 +56,7 @@ class Distributed(WeightChannel):
 
     def __init__(self, context: TransferContext) -> None:
         self._host, self._dtype, self._encoding = context.host, context.dtype, context.encoding
-        # A peer may die while the group is joined, and another one in a broadcast.
-        self._store, self._location = open_store(context.host, 3 * TIMEOUT)
+        self._store, self._location = open_store(context.host, ANSWER)
         self._copy_lock = threading.Lock()  # held while the copy is made or broadcast
         self.copy = HostBuffer()
         self._version = -1
@@ -122,11 +125,12 @@ class Distributed(WeightChannel):
         keys: dict[str, str] = {}
         held: dict[str, str] = {}
         until = 0.0
-        while not keys or self._expected - keys.keys():
-            left = timedelta(seconds=max(0.0, until - time.monotonic())) if keys else IDLE
+        while True:
+            missing = self._expected - keys.keys()
+            left = timedelta(seconds=max(0.0, until - time.monotonic()) if missing else 0) if keys else IDLE
             if (request := self._store.queue_pop(REQUESTS, left)) is None:
                 if keys:
-                    break
+                    return keys, set(held.values())
                 continue
             member, version, key, has = request.decode().split()
             if int(version) != self._version:
@@ -134,14 +138,13 @@ class Distributed(WeightChannel):
                 continue
             until = until or time.monotonic() + PATIENCE
             keys[member], held[member] = key, has
-        return keys, set(held.values())
 
 
 class _Receiver:
     """An engine's end."""
 
     def __init__(self, location: str) -> None:
-        self._store = RunStore(location, 3 * TIMEOUT)
+        self._store = RunStore(location, ANSWER)
         self._host = self._store.own_host()
         self._name = uuid4().hex
         self._asked = itertools.count()
@@ -205,7 +208,7 @@ def _join(store: RunStore, name: str, rank: int, size: int, host: str) -> Any:
     with listeners.track():
         device = distributed.ProcessGroupGloo.create_device(hostname=host, lazy_init=False)
     _devices.append(device)
-    options._timeout = TIMEOUT
+    options._timeout = JOIN
     options._devices = [device]
     try:
         return distributed.ProcessGroupGloo(distributed.PrefixStore(name, store), rank, size, options)
@@ -214,6 +217,8 @@ def _join(store: RunStore, name: str, rank: int, size: int, host: str) -> Any:
 
 
 def _broadcast(group: Any, copy: torch.Tensor) -> None:
+    options = distributed.BroadcastOptions()
+    options.timeout = TIMEOUT
     for bucket in copy.split(BUCKET_BYTES):
         hit("weights.bucket")
-        group.broadcast(bucket, 0).wait()
+        group.broadcast([bucket], options).wait()

@@ -98,6 +98,20 @@ def test_one_that_dies_in_a_broadcast_keeps_nobody_else_from_it(tmp_path, bucket
 
 
 @pytest.mark.chaos
+@pytest.mark.long
+def test_one_that_dies_while_it_connects_keeps_nobody_else_from_it(tmp_path):
+    async def main(sending):
+        update, digest = sending.send()
+        await sending.receivers[0].call("die_at_next_join")
+        dead, *alive = await asyncio.gather(
+            *(r.call("load", update) for r in sending.receivers), return_exceptions=True
+        )
+        assert isinstance(dead, WorkerDiedError) and alive == [digest] * 3
+
+    sending(tmp_path, 4, main)
+
+
+@pytest.mark.chaos
 def test_corrupt_skipped_or_reordered_buckets_are_refused(tmp_path):
     def corrupt(copy):
         copy[BUCKET_BYTES + 5] ^= 1
