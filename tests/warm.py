@@ -116,7 +116,8 @@ class Program:
         read = {self.stdout: b"", self.stderr: b""}
         with selectors.DefaultSelector() as open_streams:
             for stream in read:
-                open_streams.register(stream, selectors.EVENT_READ)
+                if not stream.closed:  # as a Popen, it may be asked again
+                    open_streams.register(stream, selectors.EVENT_READ)
             while open_streams.get_map():
                 ready = open_streams.select(None if end is None else max(0, end - time.monotonic()))
                 if not ready:
