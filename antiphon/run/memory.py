@@ -19,15 +19,31 @@ LOGIT_BYTES = 12  # of a logit, its probability and its gradient, in float32
 
 
 def layer_activations(
-    *, hidden: int, queries: int, keys: int, feed_forward: int, copies: int = 0, ranks: int = 1
+    *,
+    hidden: int,
+    queries: int,
+    keys: int,
+    feed_forward: int,
+    experts: int = 0,
+    normed_heads: bool = False,
+    wide: bool = False,
+    ranks: int = 1,
 ) -> int:
-    """Return the numbers that a decoder layer keeps of each token until the backward pass.
+    """Return the numbers that a decoder layer keeps of each token until the backward pass, with layers that keep little.
 
-    8 H + (2 Q + 2 K + 4 F) / t with H hidden, Q of all queries, K of all keys, F feed-forward columns that a token passes and t
-    ranks of `tensor`, after Korthikanti et al. 2022 (arXiv 2205.05198) for gated layers, norms in float32 and attention that
-    keeps no scores. A mixture of experts also keeps `copies` of the token.
+    H hidden, Q of all queries, K of all keys, F feed-forward columns that a token passes, t ranks of `tensor`:
+
+        4 H + (3 Q + 2 K + 2 F) / t
+
+    These are the inputs and outputs of both norms (`learning.model.memory_efficient_layers`), the queries, keys, values and
+    outputs of attention, these also as the input of its projection, and gate and up of the feed-forward layer. Norms of
+    queries and keys keep Q + K more. A mixture keeps 4 F in place of 2 F, and 2 H for each of the `experts` that a token
+    passes. `wide`: under autocast, halves, of a residual stream in single precision, of which each projection keeps a copy.
     """
-    return 8 * hidden + (2 * queries + 2 * keys + 4 * feed_forward + copies) // ranks
+    kept = 3 * queries + 2 * keys + (4 if experts else 2) * feed_forward + 2 * experts * hidden
+    if normed_heads:
+        kept += queries + keys
+    return (9 if wide else 4) * hidden + kept // ranks
 
 
 def activations_per_token(shape: Mapping[str, Any], checkpointing: bool) -> int:

@@ -13,58 +13,101 @@ from antiphon.simulate.model_facts import ModelFacts, dtype_bytes
 from antiphon.simulate.model_shape import Architecture, RankShare
 
 PREALLOCATED_SHARE = 0.9  # of a device, for engines that preallocate: vLLM's gpu_memory_utilization
+FEED_FORWARD_GRADIENTS = 4  # tensors as large as a feed-forward layer's inside that its backward pass has at once
 OTHER_ROLES = ("reference", "critic", "teacher")
 
 
 def learner_memory(model: ModelFacts, config: RunConfig) -> dict[str, int]:
-    """Return the bytes on the fullest rank of the learner.
+    """Return the bytes on the fullest rank of the learner, at their peak.
 
-    Weights, gradients and moments are exact; with adapters, gradients and moments are left out. The rest is estimated:
+    Weights, gradients and moments are exact; with adapters, gradients and moments are left out. Of the rest there is as much as
+    at the worst moment of a backward pass: at the head, in the last layer, or when FSDP sums the gradients of a layer, or of
+    what is outside of layers.
 
-    gathered: what FSDP gathers, in the compute dtype: two layers and what is outside of layers; and the gradient of the
-        larger of both before it is scattered, in that dtype and in float32. Without FSDP: what autocast keeps cast.
+    gathered: what FSDP gathers, in the compute dtype: what is outside of layers all the time, and two layers. Without FSDP:
+        what autocast keeps cast.
     activations: `run.memory.layer_activations` of each token of a pack and each layer, in that dtype; with checkpointing the
         hidden states alone, and one layer whole. The first rank of a pipeline has as many packs under way as there are ranks,
         so that it keeps as much.
-    logits: of `logits_chunk` tokens, 12 bytes each.
+    temporary: at the head `logits_chunk` tokens' logits, 12 bytes each; in a layer what its backward makes; and gradients
+        before they are added or scattered, while FSDP sends them also in float32.
     """
     learner = config.learner
     found = []
     for share in model.shape.shares(learner.mesh):
         kept = 0 if learner.cpu_offload else share.held * TRAINED_BYTES
         trained = 0 if learner.lora else kept
-        rows = {
-            "weights": kept,
-            "gradients": trained,
-            "moments": 2 * trained,
-            "gathered": _gathered(share, learner),
-            "activations": _activations(model.shape, learner),
-            "logits": learner.logits_chunk * -(-model.shape.vocabulary // learner.mesh.tensor) * LOGIT_BYTES,
-        }
-        found.append(rows | _beside_learner(model.shape, share, config))
+        rows = {"weights": kept, "gradients": trained, "moments": 2 * trained}
+        found.append(rows | _in_backward(model.shape, share, learner) | _beside_learner(model.shape, share, config))
     return max(found, key=lambda rows: sum(rows.values()))
 
 
-def _gathered(share: RankShare, learner: LearnerConfig) -> int:
+def _in_backward(shape: Architecture, share: RankShare, learner: LearnerConfig) -> dict[str, int]:
+    """Return what there is beside weights, gradients and moments at the worst moment of a backward pass."""
+    size, tokens = dtype_bytes(learner.dtype), learner.tokens_per_pack // learner.mesh.context
+    ranks, sharded = learner.mesh.tensor, _is_sharded(learner)
+    kept, layer = _activations(shape, learner)
+    rows = -(-shape.vocabulary // ranks)
+    fresh = 0 if learner.lora else size if sharded else TRAINED_BYTES  # of a gradient, before it is added or scattered
+    summed = fresh + TRAINED_BYTES if sharded and fresh else 0  # of one that FSDP sends in single precision
+    of_head = rows * shape.hidden * fresh
+    later = of_head if sharded else 0  # is kept until the gradients of all that is outside of layers are summed
+    at_head = {
+        "gathered": _gathered(share, learner, layers=0),
+        "activations": kept,
+        "temporary": min(learner.logits_chunk, tokens) * rows * LOGIT_BYTES + of_head,
+    }
+    in_layer = {
+        "gathered": _gathered(share, learner, layers=2),
+        "activations": kept + layer,
+        "temporary": FEED_FORWARD_GRADIENTS * shape.feed_forward // ranks * tokens * size + share.layer * fresh + later,
+    }
+    summing_layer = {
+        "gathered": _gathered(share, learner, layers=2),
+        "activations": kept * (shape.layers - 1) // shape.layers,
+        "temporary": share.layer * summed + later,
+    }
+    summing_rest = {"gathered": _gathered(share, learner, layers=0), "temporary": share.around * summed}
+    return max(at_head, in_layer, summing_layer, summing_rest, key=lambda moment: sum(moment.values()))
+
+
+def _gathered(share: RankShare, learner: LearnerConfig, layers: int) -> int:
+    """Return the bytes of what is outside of layers, and of so many layers, in the compute dtype.
+
+    Without FSDP: of what autocast keeps cast.
+    """
     size = dtype_bytes(learner.dtype)
-    if learner.mesh.data * learner.mesh.context > 1:
-        there = share.around + min(2 * share.layer, share.computed - share.around)
-        return there * size + max(share.around, share.layer) * (size + TRAINED_BYTES)
+    if _is_sharded(learner):
+        return (share.around + min(layers * share.layer, share.computed - share.around)) * size
     return share.computed * size if size < TRAINED_BYTES else 0
 
 
-def _activations(shape: Architecture, learner: LearnerConfig) -> int:
+def _is_sharded(learner: LearnerConfig) -> bool:
+    return learner.mesh.data * learner.mesh.context > 1
+
+
+def _activations(shape: Architecture, learner: LearnerConfig) -> tuple[int, int]:
+    """Return the bytes that all layers keep for the backward pass, and those that a layer computes again."""
     mesh, size = learner.mesh, dtype_bytes(learner.dtype)
-    layer = layer_activations(
-        hidden=shape.hidden,
-        queries=shape.queries,
-        keys=shape.key_heads * shape.head,
-        feed_forward=shape.feed_forward,
-        copies=2 * shape.active_experts * shape.hidden if shape.experts > 1 else 0,
-        ranks=mesh.tensor,
+    wide = size < TRAINED_BYTES and not _is_sharded(learner)
+    tokens = learner.tokens_per_pack // mesh.context
+    layer = (
+        tokens
+        * size
+        * layer_activations(
+            hidden=shape.hidden,
+            queries=shape.queries,
+            keys=shape.key_heads * shape.head,
+            feed_forward=shape.feed_forward,
+            experts=shape.active_experts if shape.experts > 1 else 0,
+            normed_heads=shape.normed_heads,
+            wide=wide,
+            ranks=mesh.tensor,
+        )
     )
-    whole = shape.hidden * shape.layers + layer if learner.gradient_checkpointing else layer * shape.layers
-    return learner.tokens_per_pack // mesh.context * whole * size
+    if not learner.gradient_checkpointing:
+        return layer * shape.layers, 0
+    return tokens * shape.hidden * shape.layers * (TRAINED_BYTES if wide else size), layer
 
 
 def _beside_learner(shape: Architecture, share: RankShare, config: RunConfig) -> dict[str, int]:
@@ -82,17 +125,21 @@ def _beside_learner(shape: Architecture, share: RankShare, config: RunConfig) ->
 def role_memory(model: ModelFacts, config: RunConfig) -> dict[str, int]:
     """Return the bytes on the fullest rank of each role that has a mesh of its own.
 
-    These are weights and gathered layers, and of critics also gradients, moments and activations, estimated as in
-    `learner_memory`. All are taken to be models of the policy's size.
+    These are weights and gathered layers, and of critics also gradients, moments and what a backward pass takes, estimated
+    as in `learner_memory`. All are taken to be models of the policy's size.
     """
     found = {}
     for role, mesh in config.meshes.roles.items():
         settings = config.learner_of(role)
         held = 0 if settings.cpu_offload else _copies(role, config) * TRAINED_BYTES
-        activations = _activations(model.shape, settings) if role == "critic" else 0
-        shares = model.shape.shares(mesh)
-        found[f"each {role} rank"] = activations + max(
-            share.held * held + _gathered(share, settings) for share in shares
+        found[f"each {role} rank"] = max(
+            share.held * held
+            + (
+                sum(_in_backward(model.shape, share, settings).values())
+                if role == "critic"
+                else _gathered(share, settings, layers=2)
+            )
+            for share in model.shape.shares(mesh)
         )
     return found
 

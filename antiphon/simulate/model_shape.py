@@ -63,6 +63,7 @@ class Architecture:
     vocabulary: int = 0
     experts: int = 1
     active_experts: int = 1  # of a layer, for one token
+    normed_heads: bool = False  # queries and keys have norms of their own
 
     @staticmethod
     def read(model: Path) -> "Architecture":
@@ -83,6 +84,7 @@ class Architecture:
             vocabulary=shape.vocab_size,
             experts=experts,
             active_experts=active_experts,
+            normed_heads=any(name.endswith("q_norm") for name, _ in whole.named_modules()),
         )
 
     @property

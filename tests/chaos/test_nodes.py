@@ -47,18 +47,24 @@ class Nodes:
         self.start(0, "--head", f"--port={port}", "--include-dashboard=false")
 
     def start(self, number, *arguments):
-        """A node more, up and running. One at a time: Ray loses those that register at once."""
+        """A node more, up and running. One at a time: Ray loses those that register at once.
+
+        Ray gives up on a node that its head does not answer for half a minute, as on a busy machine: then another is started.
+        """
         command = [Path(sys.executable).with_name("ray"), "start", "--block", "--num-cpus=1", "--num-gpus=1"]
         command += [f"--node-ip-address=127.0.0.{2 + number}", *(arguments or [f"--address={self.address}"])]
-        log = self.folder / f"ray-{len(self.started)}.log"
-        with log.open("w") as output:
-            node = subprocess.Popen(
-                command, stdout=output, stderr=output, start_new_session=True, env={**os.environ, **LOCAL}
-            )
-        self.started.append(node)
-        while "Ray runtime started" not in log.read_text():
-            assert node.poll() is None, log.read_text()
-            time.sleep(0.1)
+        for _ in range(3):
+            log = self.folder / f"ray-{len(self.started)}.log"
+            with log.open("w") as output:
+                node = subprocess.Popen(
+                    command, stdout=output, stderr=output, start_new_session=True, env={**os.environ, **LOCAL}
+                )
+            self.started.append(node)
+            while "Ray runtime started" not in (said := log.read_text()) and node.poll() is None:
+                time.sleep(0.1)
+            if "timed out during startup" not in said:
+                break
+        assert node.poll() is None, said
         self.alive[number] = node
 
     def kill(self, number):

@@ -1,13 +1,13 @@
 """Layers that keep less for the backward pass than transformers' own: same values, same gradients, less memory and time.
 
 Two patterns that decoder models share are swapped in place: the root-mean-square norm, and the gated projection that ends
-the feed-forward block, `down(silu(gate) * up)`. What they need again is cheap to compute again: no matrix product is. Under
-autocast they compute in the precision that the layers they replace do.
+the feed-forward block, `down(silu(gate) * up)`. What they need again is cheap to compute again: no matrix product is. They
+compute in the precision that the layers they replace do: of halves, norms in single precision.
 """
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,19 +19,26 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        scale = x.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+        wide = _in_single(x)
+        scale = wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
-        return (x * scale).mul_(weight)
+        normed = (wide * scale).to(x.dtype)
+        return normed.mul_(weight) if x.dtype == weight.dtype else weight * normed
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
         x, weight, scale = ctx.saved_tensors
-        normed = x * scale
-        grad_weight = (gradient * normed).reshape(-1, weight.numel()).sum(0)
-        grad = gradient * weight
+        normed = _in_single(x) * scale
+        grad_weight = (gradient * normed).reshape(-1, weight.numel()).sum(0).to(weight.dtype)
+        grad = (gradient * weight).to(normed.dtype)
         inner = (grad * normed).mean(-1, keepdim=True)
-        return grad.addcmul_(normed, inner, value=-1).mul_(scale), grad_weight, None
+        return grad.addcmul_(normed, inner, value=-1).mul_(scale).to(x.dtype), grad_weight, None
+
+
+def _in_single(x: Tensor) -> Tensor:
+    """Return `x` in single precision, or in its own if that is higher."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class _GatedProjection(torch.autograd.Function):
@@ -58,45 +65,52 @@ class _GatedProjection(torch.autograd.Function):
 Make = Callable[[Any], Callable[[Tensor], Tensor]]  # the forward to use instead, of a module
 
 
+class _Pattern(NamedTuple):
+    makes: tuple[Make, ...]  # replacements, the best first
+    width: int  # of the input
+    dtypes: tuple[torch.dtype, ...]  # of inputs for which a replacement must compute the same
+
+
 def use_memory_efficient_layers(model: nn.Module) -> None:
     """Swap the layers of `model` that are known, and turn out, to be of the two patterns. Others stay as they are."""
-    found: dict[str | int, bool] = {}
+    found: dict[str | int, Make | None] = {}
     for module in model.modules():
-        make, width = _pattern(module)
-        if make is None:
+        pattern = _pattern(module)
+        if pattern is None:
             continue
         empty = any(parameter.is_meta for parameter in module.parameters())
         alike = _described(module) if empty else id(module)
         if alike not in found:
-            found[alike] = _equal(_with_numbers(module) if empty else module, make, width)
-        if found[alike]:
+            tried = _with_numbers(module) if empty else module
+            found[alike] = next((make for make in pattern.makes if _equal(tried, make, pattern)), None)
+        if (make := found[alike]) is not None:
             module.forward = make(module)
 
 
-def _pattern(module: Any) -> tuple[Make | None, int]:
-    """Return the replacement of a module that seems to be of a pattern, and the width of its input."""
+def _pattern(module: Any) -> _Pattern | None:
+    """Return the pattern that a module seems to be of."""
     kind = type(module).__name__
     if kind.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
-        return _lean_norm, module.weight.shape[-1]
+        dtypes = (module.weight.dtype, torch.bfloat16)
+        return _Pattern((_lean_norm, _lean_norm_but_of_halves), module.weight.shape[-1], dtypes)
     projections: list[Any] = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
     if (
         kind.endswith("MLP")
         and all(isinstance(each, nn.Linear) for each in projections)
         and projections[-1].bias is None
     ):
-        return _lean_feed_forward, module.gate_proj.in_features
-    return None, 0
+        return _Pattern((_lean_feed_forward,), module.gate_proj.in_features, (module.gate_proj.weight.dtype,))
+    return None
 
 
 def _lean_norm(module: Any) -> Callable[[Tensor], Tensor]:
-    plain = module.forward
+    return lambda x: _RMSNorm.apply(x, module.weight, module.variance_epsilon)
 
-    def forward(x: Tensor) -> Tensor:
-        if x.dtype in (torch.bfloat16, torch.float16):  # of which a norm of transformers computes in single precision
-            return plain(x)
-        return _RMSNorm.apply(x, module.weight, module.variance_epsilon)
 
-    return forward
+def _lean_norm_but_of_halves(module: Any) -> Callable[[Tensor], Tensor]:
+    """For norms that round halves elsewhere."""
+    plain, lean = module.forward, _lean_norm(module)
+    return lambda x: plain(x) if x.dtype in (torch.bfloat16, torch.float16) else lean(x)
 
 
 def _lean_feed_forward(module: Any) -> Callable[[Tensor], Tensor]:
@@ -112,12 +126,16 @@ def _described(module: nn.Module) -> str:
     return f"{module} {[(name, value) for name, value in vars(module).items() if isinstance(value, int | float | str)]}"
 
 
-def _equal(module: nn.Module, make: Make, width: int) -> bool:
+def _equal(module: nn.Module, make: Make, pattern: _Pattern) -> bool:
     """Return True if the replacement computes what the module does."""
-    weight = next(module.parameters())
+    device = next(module.parameters()).device
+    probe = torch.linspace(-3, 3, 2 * pattern.width, device=device).view(2, pattern.width)
     with torch.no_grad():
-        probe = torch.linspace(-3, 3, 2 * width, dtype=weight.dtype, device=weight.device).view(2, width)
-        return torch.allclose(make(module)(probe), module(probe), rtol=1e-4, atol=1e-5)
+        for dtype in pattern.dtypes:
+            found, expected = make(module)(probe.to(dtype)), module(probe.to(dtype))
+            if found.dtype != expected.dtype or not torch.allclose(found, expected, rtol=1e-4, atol=1e-5):
+                return False
+    return True
 
 
 def _with_numbers(module: nn.Module) -> nn.Module:

@@ -1,9 +1,13 @@
 """Lean layers: the same values and derivatives as the layers they replace."""
 
+import copy
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
 from antiphon.learning.model.memory_efficient_layers import _GatedProjection, _RMSNorm, use_memory_efficient_layers
 
@@ -35,6 +39,49 @@ def test_a_model_computes_the_same(model_directories, kind, half):
         loss.backward()
     for (name, a), b in zip(plain.named_parameters(), lean.parameters(), strict=True):
         assert (b.grad - a.grad).norm() <= (2e-2 if half else 1e-4) * a.grad.norm(), name
+
+
+def norms(kind, weight_dtype):
+    """A norm of transformers with random weights, and the same that is lean."""
+    torch.manual_seed(0)
+    plain = kind(64, eps=1e-5).to(weight_dtype)
+    torch.nn.init.normal_(plain.weight)
+    lean = copy.deepcopy(plain)
+    use_memory_efficient_layers(lean)
+    return plain, lean
+
+
+def saved_bytes(module, x):
+    """What `module` keeps for its backward pass beside its weights, in bytes; and its output."""
+    kept = {}
+
+    def keep(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = module(x)
+    return sum(size for place, size in kept.items() if place != module.weight.untyped_storage().data_ptr()), out
+
+
+@pytest.mark.parametrize("kind", [LlamaRMSNorm, Olmo2RMSNorm])
+@pytest.mark.parametrize("weight_dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_norm_of_halves_computes_in_single_precision(kind, weight_dtype, dtype):
+    x, results = torch.randn(5, 64, generator=torch.Generator().manual_seed(1)).to(dtype), []
+    for norm in norms(kind, weight_dtype):
+        own = x.clone().requires_grad_()
+        kept, out = saved_bytes(norm, own)
+        (out.float() * torch.linspace(-1, 1, 64)).sum().backward()
+        results.append((kept, out, own.grad, norm.weight.grad))
+    (plain_kept, *plain), (lean_kept, *lean) = results
+    half = dtype != torch.float32 or weight_dtype != torch.float32
+    assert torch.equal(lean[0], plain[0]) if half else torch.allclose(lean[0], plain[0], rtol=1e-5)
+    for found, expected in zip(lean[1:], plain[1:], strict=True):
+        assert found.dtype == expected.dtype
+        assert (found - expected).float().norm() <= (2e-2 if half else 1e-5) * expected.float().norm()
+    if kind is LlamaRMSNorm or not half:
+        assert lean_kept == x.nbytes + 5 * 4 < plain_kept
 
 
 def test_a_feed_forward_of_another_shape_is_left_alone():
