@@ -67,7 +67,7 @@ def _in_backward(shape: Architecture, share: RankShare, learner: LearnerConfig) 
         "activations": kept * (shape.layers - 1) // shape.layers,
         "temporary": share.layer * summed + later,
     }
-    summing_rest = {"gathered": _gathered(share, learner, layers=0), "temporary": share.around * summed}
+    summing_rest = {"gathered": 0, "activations": 0, "temporary": share.around * summed}
     return max(at_head, in_layer, summing_layer, summing_rest, key=lambda moment: sum(moment.values()))
 
 
