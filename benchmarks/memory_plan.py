@@ -1,6 +1,6 @@
 """How well `antiphon plan` foretells the memory of a learner's rank: its estimate, and what torch's own tracker counts.
 
-    python benchmarks/memory_plan.py
+    python benchmarks/memory_plan.py [--models Llama-3.1-8B] [--layers 4]
 
 The first rank of a learner of models from 0.5B to 235B trains on a full pack and makes a step, as in a run, but under torch's
 `FakeTensorMode`: tensors have shapes, types and lifetimes, and no numbers. Ranks beside it are torch's `fake` backend. Its
@@ -190,6 +190,8 @@ def main() -> None:
     """Measure and estimate each model; print the table, write the result."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--models", nargs="+", default=[*MODELS], choices=[*MODELS])
+    arguments.add_argument("--layers", type=int, help="of each model, in place of all that it has")
+    arguments.add_argument("--out", type=Path)
     options = arguments.parse_args()
     warnings.simplefilter("ignore")  # of torch, about fake collectives
     rows, errors, figures = [], [], {}
@@ -198,7 +200,8 @@ def main() -> None:
             shape, ranks = MODELS[name]
             folder = Path(place) / name
             folder.mkdir()
-            (folder / "config.json").write_text(json.dumps(shape))
+            layers = options.layers or shape["num_hidden_layers"]
+            (folder / "config.json").write_text(json.dumps(shape | {"num_hidden_layers": layers}))
             save_file({}, folder / "model.safetensors")
             for checkpointing in (False, True):
                 config = LearnerConfig(dtype="bfloat16", gradient_checkpointing=checkpointing, mesh={"shard": ranks})
@@ -211,7 +214,7 @@ def main() -> None:
                 print(*rows[-1], flush=True)
     figures |= {"models": len(options.models), "worst_relative_error": max(map(abs, errors))}
     print(table(["model", "ranks", "checkpointing", "GiB, tracked", "GiB, estimated", "off by"], rows))
-    print("written:", write_result("memory_plan", figures, measures=MEASURES))
+    print("written:", write_result("memory_plan", figures, options.out, measures=MEASURES))
 
 
 if __name__ == "__main__":
