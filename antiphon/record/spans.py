@@ -44,8 +44,8 @@ class SpanExporter:
         self._provider: Any = sdk.TracerProvider(
             resource=resources.Resource.create(about), id_generator=self._ids, shutdown_on_exit=False
         )
-        sender = exporter.OTLPSpanExporter(endpoint=url, timeout=SEND_SECONDS)
-        self._provider.add_span_processor(batches.BatchSpanProcessor(sender))
+        self._sender: Any = exporter.OTLPSpanExporter(endpoint=url, timeout=SEND_SECONDS)
+        self._provider.add_span_processor(batches.BatchSpanProcessor(self._sender))
         self._tracer: Any = self._provider.get_tracer("antiphon")
         self._began = time.time() - clock()
         self._salt = secrets.token_bytes(16)  # runs of one name have other ids
@@ -64,6 +64,8 @@ class SpanExporter:
         ending = threading.Thread(target=self._provider.shutdown, name="spans", daemon=True)
         ending.start()
         ending.join(SEND_SECONDS)
+        if ending.is_alive():
+            self._sender.shutdown()  # else a process that goes on, such as a notebook, would try again for half a minute
 
     def _send(self, span: Span) -> None:
         self._sent += 1

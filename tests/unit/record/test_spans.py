@@ -3,6 +3,7 @@
 import contextlib
 import pickle
 import socket
+import threading
 import time
 
 import pytest
@@ -11,7 +12,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from antiphon.record.config import RecordConfig
 from antiphon.record.events import Events, SpanBuilder
-from antiphon.record.spans import SpanExporter
+from antiphon.record.spans import SEND_SECONDS, SpanExporter
 from tests.span_collector import attributes
 
 EVENTS = [
@@ -101,6 +102,9 @@ def test_a_collector_that_does_not_answer_ends_no_run_late():
         for number in range(4 * BATCH):
             exporter(float(number), "lost", {"engine": number})
         exporter.close()
+        for thread in [each for each in threading.enumerate() if each.name.startswith("OtelBatch")]:
+            thread.join(2 * SEND_SECONDS)
+            assert not thread.is_alive(), "it goes on trying after the run"
         silent.setblocking(False)
         tries = 0
         with contextlib.suppress(BlockingIOError):
