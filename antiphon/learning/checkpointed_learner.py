@@ -72,7 +72,7 @@ class CheckpointedLearner(ModelWorker):
             adapters = gather_copies(trained, keep=self._is_first)
         for name, tensor in kept.items():
             if self.mesh is None and self.config.lora is not None:  # what is not trained is written from where it is
-                weights[name] = adapters.get(name, tensor.detach().cpu())
+                weights[name] = adapters.get(name, _in_single_precision(tensor.detach().cpu()))
             else:
                 weights |= gather_copies({name: tensor.detach}, keep=mine(name))
         for name, state in self._optimizer_moments():
@@ -200,6 +200,11 @@ class CheckpointedLearner(ModelWorker):
     def close(self) -> None:
         """Wait until the checkpoint that is being written is complete."""
         self._writer.close()
+
+
+def _in_single_precision(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose floats have single precision at least."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32)) if tensor.is_floating_point() else tensor
 
 
 def trim_memory() -> None:

@@ -105,6 +105,9 @@ class ModelWorker(Worker):
         freeze_parameters(self.model, config.freeze)
         self.model.train()
         use_memory_efficient_layers(self.model)
+        if self._rounds_base:
+            lora.hold_base_in_bfloat16(self.model)
+            self.model.to(self.device)
         if config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable()
         self.shards = self.sharded(self.model, self.mesh, config) if self.mesh else WholeModel(self.model)
@@ -115,7 +118,14 @@ class ModelWorker(Worker):
     @property
     def _load_device(self) -> torch.device:
         """The device the model is loaded on: `meta`, without memory, if each of several ranks reads its share."""
-        return self.device if self.mesh is None or self.loads_whole else torch.device("meta")
+        if self.mesh is not None and not self.loads_whole:
+            return torch.device("meta")
+        return torch.device("cpu") if self._rounds_base else self.device  # which may lack the memory for all of it
+
+    @property
+    def _rounds_base(self) -> bool:
+        """True if the weights that adapters are added to may be held in bfloat16. FSDP shards weights of one dtype alone."""
+        return self.config.lora is not None and self.config.dtype == "bfloat16" and self.mesh is None
 
     @property
     def attention(self) -> str:

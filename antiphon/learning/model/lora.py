@@ -52,6 +52,24 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig) -> None:
         _import_peft().inject_adapter_in_model(_settings(config, found), model, adapter_name=NAME)
 
 
+def hold_base_in_bfloat16(model: PreTrainedModel) -> None:
+    """Hold the frozen weights of linear layers in bfloat16, where that changes none of them: in half of the memory.
+
+    Under autocast matrix products round them to bfloat16 anyway, so all results stay the same. An embedding stays as it is, and
+    so does a head that is tied to it: what an embedding yields is not rounded.
+    """
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+    for module in model.modules():
+        if (
+            isinstance(module, torch.nn.Linear)
+            and not module.weight.requires_grad
+            and id(module.weight) not in embeddings
+        ):
+            rounded = module.weight.detach().to(torch.bfloat16)
+            if bool((rounded == module.weight).all()):
+                module.weight.data = rounded
+
+
 @contextmanager
 def _on_cpu(empty: list[torch.nn.Parameter]) -> Iterator[None]:
     """Make parameters on the device `meta` look as if they were on the CPU.

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig
@@ -148,3 +149,45 @@ def test_what_cannot_be_adapted_is_said(model_directories, tmp_path):
     with pytest.raises(WeightsError) as caught:
         dict(SharedMemory.receive(update))
     assert caught.value.tensor.startswith("model.layers.0.")
+
+
+def linear_dtypes(model):
+    """Of the weights of linear layers that are frozen."""
+    linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    return {module.weight.dtype for module in linear if not module.weight.requires_grad}
+
+
+@pytest.fixture(scope="module")
+def rounded(directories, tmp_path_factory):
+    """Models whose files are in bfloat16, as published ones are."""
+    found = {}
+    for name in ("llama", "tied llama", "mixture"):
+        found[name] = str(tmp_path_factory.mktemp("rounded"))
+        AutoModelForCausalLM.from_pretrained(directories[name]).bfloat16().save_pretrained(found[name])
+    return found
+
+
+@pytest.mark.parametrize("model", ["llama", "tied llama", "mixture"])
+def test_a_base_in_half_of_the_memory_changes_no_result(model, rounded, tmp_path):
+    def open_learner():
+        learner = make_learner(rounded[model], lora=LORA, dtype="bfloat16")
+        learner.begin(AlgorithmConfig(loss="sft"), OptimizerConfig(learning_rate=1e-2), 9)
+        return learner
+
+    learner, whole = open_learner(), open_learner()
+    assert linear_dtypes(learner.model) == {torch.bfloat16} | ({torch.float32} if model == "tied llama" else set())
+    assert learner.model.get_input_embeddings().weight.dtype == torch.float32
+    whole.model.float()
+    steps = [[each.step(supervised_batch(examples(), 100)) for _ in range(3)] for each in (learner, whole)]
+    for ours, theirs in zip(*steps, strict=True):
+        assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
+    for ours, theirs in zip(learner.predict_base(packs()), whole.predict_base(packs()), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    places = [saved(each, tmp_path / name) for each, name in ((learner, "ours"), (whole, "theirs"))]
+    ours, theirs = (load_file(place / "model.safetensors") for place in places)
+    assert ours.keys() == theirs.keys() and all(ours[name].dtype == theirs[name].dtype for name in theirs)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_base_that_bfloat16_would_round_stays_as_it_is(model_directories):
+    assert linear_dtypes(make_learner(model_directories["llama"], lora=LORA, dtype="bfloat16").model) == {torch.float32}
