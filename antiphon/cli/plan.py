@@ -1,6 +1,8 @@
 """Commands that predict: simulate, plan."""
 
+import shlex
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
@@ -16,9 +18,15 @@ from antiphon.core.errors import ConfigError
 if TYPE_CHECKING:
     from antiphon.run.config import RunConfig
     from antiphon.simulate.devices import Device
+    from antiphon.simulate.fitting import Load
     from antiphon.simulate.model_facts import ModelFacts
     from antiphon.simulate.outcome import Outcome
     from antiphon.simulate.speeds import Speeds
+
+NO_CHANGE_FITS = (
+    "does not fit with recomputed activations, fewer logits at once, smaller packs, fewer slots or LoRA either: use more "
+    "devices (learner.mesh.shard, tensor_parallel_size in engine.options) or a smaller model"
+)
 
 
 def simulate(
@@ -76,9 +84,7 @@ def plan(
     speeds: Annotated[
         Path | None, typer.Option(help="Use the speeds that an earlier probe wrote to this file.")
     ] = None,
-    device: Annotated[
-        str, typer.Option(help="Plan for GPUs that are not here: h100, h200, h800, a100, h20 or b200.")
-    ] = "",
+    device: Annotated[str, typer.Option(help="Plan for GPUs that are not here, such as h100 or rtx4090.")] = "",
     devices: Annotated[int, typer.Option(help="Also find the best split of N devices.", min=0)] = 0,
 ) -> None:
     """Predict step time, idle time, staleness and memory of a run, and how to split devices."""
@@ -109,6 +115,7 @@ def plan(
         print_table("memory", "MiB", {name: f"{size / 2**20:,.0f}" for name, size in model.memory(run).items()})
         if gpu:
             _print_device_memory(model, run, device, gpu)
+            _print_fit(model, partial(_load_changed, config, overrides or []), gpu)
         if devices:
             _print_splits(run, known, devices)
 
@@ -121,6 +128,13 @@ def _check_plannable(run: "RunConfig") -> None:
         raise ConfigError("the planner assumes that all engines of a pool are alike: leave it out", key="engine.also")
 
 
+def _load_changed(config: str, overrides: list[str], changes: list[str]) -> "RunConfig":
+    """Load a run's configuration with changes, for GPUs that are not here."""
+    from antiphon.run.dtypes import choose_dtypes_of_gpus
+
+    return choose_dtypes_of_gpus(load_run(config, [*overrides, *changes]), lambda _: None)
+
+
 def _load_speeds(path: Path) -> "Speeds":
     from antiphon.core.config import load
     from antiphon.simulate.speeds import Speeds
@@ -129,12 +143,25 @@ def _load_speeds(path: Path) -> "Speeds":
 
 
 def _print_device_memory(model: "ModelFacts", run: "RunConfig", name: str, device: "Device") -> None:
-    """Print the memory of each device, and what does not fit."""
-    from antiphon.simulate.device_memory import device_memory, find_misfits
+    """Print the memory of each device."""
+    from antiphon.simulate.device_memory import device_memory
 
     memory = device_memory(model, run, device)
     print_table(f"memory of each {name}", "GiB", {part: f"{size / 2**30:,.1f}" for part, size in memory.items()})
-    print("\n".join(f"does not fit: {misfit}" for misfit in find_misfits(model, run, device)) or "fits")
+
+
+def _print_fit(model: "ModelFacts", load: "Load", device: "Device") -> None:
+    """Print what does not fit on the devices, and the changes with which it does."""
+    from antiphon.simulate.device_memory import find_misfits
+    from antiphon.simulate.fitting import find_changes
+
+    misfits = list(find_misfits(model, load([]), device))
+    if not misfits:
+        print("fits")
+        return
+    print("\n".join(f"does not fit: {misfit}" for misfit in misfits))
+    changes = find_changes(model, load, device)
+    print("fits with: " + shlex.join(changes) if changes else NO_CHANGE_FITS)
 
 
 def _print_splits(run: "RunConfig", speeds: "Speeds", devices: int) -> None:

@@ -20,9 +20,10 @@ OTHER_ROLES = ("reference", "critic", "teacher")
 def learner_memory(model: ModelFacts, config: RunConfig) -> dict[str, int]:
     """Return the bytes on the fullest rank of the learner, at their peak.
 
-    Weights, gradients and moments are exact; with adapters, gradients and moments are left out. Of the rest there is as much as
-    at the worst moment of a backward pass: at the head, in the last layer, or when FSDP sums the gradients of a layer, or of
-    what is outside of layers.
+    Weights, gradients and moments are exact. With adapters, gradients and moments are left out; on one rank that computes in
+    bfloat16 the model's files are taken to be in it, too (`lora.hold_base_in_bfloat16`). Of the rest there is as much as at the
+    worst moment of a backward pass: at the head, in the last layer, or when FSDP sums the gradients of a layer, or of what is
+    outside of layers.
 
     gathered: what FSDP gathers, in the compute dtype: what is outside of layers all the time, and two layers. Without FSDP:
         what autocast keeps cast.
@@ -37,6 +38,8 @@ def learner_memory(model: ModelFacts, config: RunConfig) -> dict[str, int]:
     for share in model.shape.shares(learner.mesh):
         kept = 0 if learner.cpu_offload else share.held * TRAINED_BYTES
         trained = 0 if learner.lora else kept
+        if _has_base_in_bfloat16(learner):
+            kept -= share.linear * (TRAINED_BYTES - dtype_bytes(learner.dtype))
         rows = {"weights": kept, "gradients": trained, "moments": 2 * trained}
         found.append(rows | _in_backward(model.shape, share, learner) | _beside_learner(model.shape, share, config))
     return max(found, key=lambda rows: sum(rows.values()))
@@ -79,7 +82,12 @@ def _gathered(share: RankShare, learner: LearnerConfig, layers: int) -> int:
     size = dtype_bytes(learner.dtype)
     if _is_sharded(learner):
         return (share.around + min(layers * share.layer, share.computed - share.around)) * size
-    return share.computed * size if size < TRAINED_BYTES else 0
+    cast = share.experts if _has_base_in_bfloat16(learner) else share.computed
+    return cast * size if size < TRAINED_BYTES else 0
+
+
+def _has_base_in_bfloat16(learner: LearnerConfig) -> bool:
+    return learner.lora is not None and learner.dtype == "bfloat16" and learner.mesh.world == 1
 
 
 def _is_sharded(learner: LearnerConfig) -> bool:

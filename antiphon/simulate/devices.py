@@ -37,15 +37,17 @@ def _from_data_sheet(tera: float, gigabytes: float, read: float, link: float, ne
 
 DEVICES = {
     "a100": _from_data_sheet(312, 80, 2039, 300, 25),
+    "b200": _from_data_sheet(2250, 180, 7700, 900, 50),
     "h20": _from_data_sheet(148, 96, 4000, 450, 50),
     "h100": _from_data_sheet(989, 80, 3350, 450, 50),
     "h200": _from_data_sheet(989, 141, 4800, 450, 50),
     "h800": _from_data_sheet(989, 80, 3350, 200, 50),
-    "b200": _from_data_sheet(2250, 180, 7700, 900, 50),
+    "l40s": _from_data_sheet(362, 48, 864, 32, 25),
+    "rtx4090": _from_data_sheet(165.2, 24, 1008, 32, 1.25),
 }
 """From NVIDIA's data sheets of the SXM and HGX forms: dense bfloat16 (half of the number with sparsity), memory, and half of
 NVLink's bandwidth, which is given for both directions. The network is that of NVIDIA's own nodes: 200 (a100) or 400 Gb/s
-a GPU."""
+a GPU. An L40S and an RTX 4090 are linked by PCIe 4.0; their network is taken to have 200 and 10 Gb/s."""
 
 
 def find_device(name: str) -> Device:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import nn
+
 from antiphon.learning.mesh_config import MeshConfig
 from antiphon.learning.model.loading import build_on_meta
 from antiphon.learning.parallel.tensor_parallel import COLUMNS, ROWS
@@ -25,6 +27,7 @@ class Weight:
     in_layer: bool = True  # not an embedding, a head or a final norm
     tensor_dim: int | None = None  # dimension that `mesh.tensor` divides
     is_expert: bool = False  # of all experts of a layer, stacked in dimension 0
+    is_linear: bool = False  # of a linear layer, and not tied to an embedding
 
     def count_on_rank(self, mesh: MeshConfig, *, gathered: bool = False) -> int:
         """Return how many of its numbers the fullest rank, the first, holds; `gathered`: while it computes."""
@@ -47,6 +50,7 @@ class RankShare(NamedTuple):
     around: int  # of these, outside of layers
     layer: int  # of these, in the largest layer
     experts: int  # of these, in experts
+    linear: int  # of those held, in linear layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +128,7 @@ class Architecture:
                     around=around,
                     layer=max(sizes.values(), default=0),
                     experts=sum(weight.count_on_rank(mesh, gathered=True) for weight in own if weight.is_expert),
+                    linear=sum(weight.count_on_rank(mesh) for weight in own if weight.is_linear),
                 )
             )
         return found
@@ -156,6 +161,7 @@ def _read_weights(model: Any) -> Iterator[Weight]:
         for parameter in module.parameters(recurse=False)
         if parameter.dim() == 3
     }
+    linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)} - {id(embedding.weight)}
     for parameter in model.parameters():
         key = id(parameter)
         yield Weight(
@@ -164,4 +170,5 @@ def _read_weights(model: Any) -> Iterator[Weight]:
             in_layer=key in layer_of,
             tensor_dim=tensor_dims.get(key),
             is_expert=key in experts,
+            is_linear=key in linear,
         )

@@ -20,6 +20,7 @@ from antiphon.run.config import RunConfig
 from antiphon.run.model_files import count_parameters
 from antiphon.simulate.device_memory import device_memory, engine_memory, find_misfits, learner_memory, transient_memory
 from antiphon.simulate.devices import DEVICES, Device, find_device, resolve_on_devices
+from antiphon.simulate.fitting import find_changes
 from antiphon.simulate.model_facts import ModelFacts, read_model_facts
 from antiphon.simulate.model_shape import Architecture, Weight
 from antiphon.simulate.planner import predict
@@ -127,6 +128,42 @@ def test_a_cache_takes_what_there_is_or_all_that_it_may_need():
 
 def misfits_of(run):
     return [line for line in find_misfits(MODEL, run, SMALL) if "engine" in line]
+
+
+ONE_DEVICE = [
+    "learner.mesh={shard: 1}",
+    "learner.gradient_checkpointing=false",
+    "placement={learner: 'gpu:0', engine: 'gpu:0'}",
+    "engine={kind: native, slots: 64, replicas: 1, options: {}}",
+    "rollout.sampling.max_tokens=1000",
+]
+
+
+@pytest.mark.parametrize("gigabytes", [0.01, 0.03, 0.04, 0.06, 0.2, 0.5, 2])
+def test_changes_make_a_run_fit_and_each_is_needed(gigabytes):
+    device = Device(operations=1e12, read=1e12, memory=gigabytes * 1e9)
+
+    def load_changed(changes):
+        return config(*ONE_DEVICE, *changes)
+
+    def fits(changes):
+        return not list(find_misfits(MODEL, load_changed(changes), device))
+
+    changes = find_changes(MODEL, load_changed, device)
+    if gigabytes == 0.01:
+        assert changes is None, "its weights alone are too large"
+        return
+    assert fits(changes) and bool(changes) != fits([])
+    for change in changes:
+        assert not fits([other for other in changes if other != change])
+
+
+@pytest.mark.parametrize(("kind", "found"), [("torch", True), ("megatron", False)])  # which has no adapters
+def test_changes_that_are_not_valid_are_not_proposed(kind, found):
+    device = Device(operations=1e12, read=1e12, memory=0.04e9)
+    given = [*ONE_DEVICE, f"learner.kind={kind}"]
+    changes = find_changes(MODEL, lambda changes: config(*given, *changes), device)
+    assert (changes is not None and "learner.lora={rank: 32}" in changes) is found
 
 
 @pytest.mark.reasoning_gym
@@ -254,6 +291,7 @@ def test_model_without_weights_can_be_planned_not_trained(tmp_path):
     assert "learner.dtype: auto is bfloat16" in plan.stdout
     assert "seconds a step" in plan.stdout and "memory of each h100" in plan.stdout
     assert re.search(r"does not fit: each learner rank: needs [\d,]+ GiB, and there are 75", plan.stdout)
+    assert "fits with: learner.tokens_per_pack=" in plan.stdout
     train = antiphon("train", path, f"model.path={tmp_path}", cwd=tmp_path)
     assert train.returncode == 2
     assert "has a config.json and no weights (*.safetensors)" in train.stderr and "Traceback" not in train.stderr
