@@ -45,7 +45,9 @@ class Part:
 
 
 PARTS = (
-    Part("tests", f"{TESTS} -n 6", TESTS, 5, ("pytest", "xdist")),
+    Part(
+        "tests", f"{TESTS} -n 6", f"{TESTS} -p tests.fake_gpu --deselect tests/gpu/test_runs.py", 5, ("pytest", "xdist")
+    ),
     Part(
         "placement",
         "benchmarks/placement.py --rounds 1 --steps 60 --runs .gpu/placement",

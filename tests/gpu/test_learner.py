@@ -6,8 +6,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.learning.backends.offloaded_storages import OffloadedStorages
 from antiphon.learning.batch import BatchOptions, build_batch
-from antiphon.learning.config import LearnerConfig, OptimizerConfig
+from antiphon.learning.config import LearnerConfig, LoraConfig, OptimizerConfig
 from antiphon.learning.data_samples import supervised_batch
 from antiphon.learning.torch_learner import TorchLearner
 from tests.unit.learning.conftest import make_learner, make_sample, model_directories
@@ -101,3 +102,30 @@ def test_a_restored_learner_goes_on(large, tmp_path):
         want, found = learner.step(lesson(seed)), other.step(lesson(seed))
         for name in ("loss", "grad_norm"):
             assert found[name] == pytest.approx(want[name], rel=1e-2), name
+
+
+def test_the_base_of_adapters_takes_half_of_the_memory(large, tmp_path):
+    LlamaForCausalLM.from_pretrained(large).bfloat16().save_pretrained(tmp_path)
+    before = torch.cuda.memory_allocated()
+    config = LearnerConfig(device="cuda", dtype="bfloat16", lora=LoraConfig(rank=2), tokens_per_pack=128)
+    learner = TorchLearner(str(tmp_path), config, seed=0)
+    parameters = [*learner.model.parameters()]
+    assert all(parameter.is_cuda for parameter in parameters)
+    used, weights = torch.cuda.memory_allocated() - before, sum(parameter.numel() for parameter in parameters)
+    embedding = learner.model.get_input_embeddings().weight.numel()
+    assert used < 1.05 * (2 * weights + 2 * embedding)
+    learner.begin(AlgorithmConfig(loss="sft"), OptimizerConfig(learning_rate=1e-4), 4)
+    assert np.isfinite(learner.step(lesson(0))["loss"])
+
+
+def test_storages_leave_the_device_and_come_back_to_their_views():
+    """As those of DeepSpeed and Megatron do, whose buffers many tensors are views of."""
+    buffer, scratch = torch.arange(1e6, device="cuda"), torch.ones(1_000_000, device="cuda")
+    view, used, offloaded = buffer[7:], torch.cuda.memory_allocated(), OffloadedStorages()
+    offloaded.take([scratch], buffer.device, copy=False)
+    offloaded.take([view, buffer], buffer.device)
+    assert torch.cuda.memory_allocated() <= used - 8_000_000
+    offloaded.restore()
+    assert view.is_cuda and view[:2].tolist() == [7.0, 8.0] and not scratch.any()
+    buffer.fill_(3.0)
+    assert view[-1].item() == 3.0

@@ -10,6 +10,7 @@ import torch
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
+@pytest.mark.driver
 def test_profiled_step_has_kernels_and_allocations(project):
     done = project.run("train", project.config(profile={"steps": [2], "memory": True}))
     assert done.returncode == 0, done.stderr

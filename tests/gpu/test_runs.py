@@ -35,6 +35,7 @@ def test_learner_and_engine_take_turns_on_one_gpu(project, dtype):
     assert all(abs(step["learner/mismatch_kl"]) < limit for step in project.metrics())
 
 
+@pytest.mark.driver
 def test_vllm_leaves_its_gpu_to_the_learner(project, vllm_python):
     """Tokens come from the newest weights, though they were loaded while it slept."""
     options = {"gpu_memory_utilization": 0.3, "enforce_eager": True}

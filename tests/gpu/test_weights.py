@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 def test_engines_load_from_learner_memory_and_check_digests(tmp_path):
-    tensors = [("a", torch.randn(1000, 33)), ("b", torch.randn(7).to(torch.bfloat16)), ("c", torch.arange(5.0))]
+    tensors = [("a", torch.randn(1000, 33)), ("b", torch.randn(7).to(torch.bfloat16)), ("c", torch.randn(20, 30).T)]
     sender = open_channel(TransferContext(tmp_path, "device_memory"))
 
     async def main():
@@ -46,3 +46,14 @@ def test_engines_load_from_learner_memory_and_check_digests(tmp_path):
 def test_the_digest_is_the_same_on_every_device():
     content = torch.randint(0, 256, (40_000_003,), dtype=torch.uint8)
     assert digest_on_device(content) == digest_on_device(content.cuda())
+
+
+def test_what_leaves_a_gpu_arrives_as_it_was(tmp_path):
+    """Of all forms that a learner's weights have: other dtypes, pieces of larger tensors, transposed ones."""
+    whole = torch.randn(300, 70, device="cuda")
+    named = [("whole", whole), ("columns", whole[:, 3:9]), ("turned", whole.T), ("half", whole.bfloat16())]
+    channel = open_channel(TransferContext(tmp_path))
+    arrived = {name: tensor.clone() for name, tensor in channel.receive(channel.send(named, 1))}  # before anyone waits
+    assert arrived.keys() == dict(named).keys()
+    for name, tensor in named:
+        assert torch.equal(arrived[name].cpu(), tensor.cpu()), name
