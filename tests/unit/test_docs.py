@@ -149,3 +149,18 @@ def test_support_matrix_has_all_engines_and_learners():
     named = [name for text in kinds for name in re.findall(r"`(\w+)`", text)]
     assert {"native", "vllm", "torch", "megatron"} <= set(named)
     assert [name for name in named if name not in page and name != "options"] == []
+
+
+def test_the_table_of_cards_is_that_of_their_plans():
+    figures = json.loads((ROOT / "benchmarks/results/cpu-2core/cards.json").read_text(encoding="utf-8"))["figures"]
+    page = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
+    table = page[page.index("### One card") :].split("|---|---|---|---|---|\n")[1].split("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    assert len(rows) * 8 == len(figures)
+    for model, *cells in rows:
+        for card, cell in zip(("rtx4090", "l40s", "h100", "h200"), cells, strict=True):
+            found = [
+                (words, figures[f"{model}_{way}_{card}"]) for words, way in (("all weights", "full"), ("LoRA", "lora"))
+            ]
+            expected = next((words + ("" if fits == 2 else ", with changes") for words, fits in found if fits), "–")
+            assert cell == expected, (model, card)
