@@ -93,8 +93,7 @@ class Processes:
         try:
             if self._engine is not None:
                 await self._engine.health()
-                if self._engine.version:
-                    await self._engine.load(self.update(0), self.modes[0])
+                await self._engine.load(self.update(0), self.modes[0])  # an earlier test may have left it half loaded
                 return
         except AntiphonError:  # an earlier test was the end of it
             await self.close()

@@ -27,14 +27,15 @@ from tests.system.engine_contract.hosts import (
 def test_weights_that_come_in_the_middle(host, mode):
     async def main():
         async with asyncio.timeout(120), host.engine() as engine:
+            update = host.update(1)  # before the request: it takes as long as many tokens
             handle = engine.start(request("r", tokens=LONG))
             await host.until_under_way(handle)
             if mode not in host.modes:
                 with pytest.raises(UnsupportedError):
-                    await engine.load(host.update(1), mode)
+                    await engine.load(update, mode)
                 assert set((await handle.result()).versions) == {0}
                 return
-            await engine.load(host.update(1), mode)
+            await engine.load(update, mode)
             assert engine.version == 1
             after = await engine.start(request("after")).result()
             completion = await handle.result()
@@ -59,9 +60,9 @@ def test_every_load_of_the_same_version_ends(host, mode):
         async with asyncio.timeout(120), host.engine() as engine:
             await engine.load(host.update(1), mode)
             await engine.load(host.update(1), mode)
+            again = host.update(1)
             running = engine.start(request("r", tokens=LONG))
             await host.until_under_way(running)
-            again = host.update(1)
             await asyncio.gather(engine.load(again, mode), engine.load(again, mode))
             assert engine.version == 1
             if mode is OnUpdate.DRAIN:
@@ -83,9 +84,10 @@ def test_a_load_ends_with_its_own_weights_in_use(host):
     async def main():
         async with asyncio.timeout(120), host.engine() as engine:
             await engine.load(host.update(1), OnUpdate.DRAIN)
+            other = replace(host.update(2), version=1)
             running = engine.start(request("r", tokens=LONG))
             await host.until_under_way(running)
-            await engine.load(replace(host.update(2), version=1), OnUpdate.DRAIN)
+            await engine.load(other, OnUpdate.DRAIN)
             assert running.partial().finish is FinishReason.LENGTH, "a load that drains ends after what runs"
             asked = request("after")
             after = await engine.start(asked).result()
@@ -109,9 +111,10 @@ def test_log_probs_are_those_of_the_weights_that_drew_the_token(host, mode):
         async with asyncio.timeout(120), host.engine() as engine:
             running = request("r", tokens=LONG, prompt=prompt, sampling=sampling)
             later = [request(f"later{i}", prompt=prompt, sampling=sampling | {"seed": i}) for i in range(2)]
+            update = host.update(1)
             handle = engine.start(running)
             await host.until_under_way(handle)
-            await engine.load(host.update(1), mode)
+            await engine.load(update, mode)
             return [(each, await engine.start(each).result()) for each in later] + [(running, await handle.result())]
 
     told = host.run(main())
