@@ -186,6 +186,7 @@ def audit_of_a_million(place: Path, attempts: int) -> float:
             for name in names:
                 ledger.set_status(name, AttemptStatus.TRAINED)
             ledger.end_step(version.next())
+            ledger.add_version(version.next(), None)
             dispatched += len(names)
             total = dispatched
             ledger.balance = lambda total=total: {"dispatched": total, "trained": total}

@@ -225,6 +225,16 @@ def compare(number: Number, source: str, figures: Mapping[str, float]) -> tuple[
     return min(abs(number.value - each) for each in rounded) <= slack, value
 
 
+def round_bound(value: float, bound: str, unit: float) -> float:
+    """Return the smallest multiple of a unit that is not below the value of an upper bound; for lower bounds likewise."""
+    match bound:
+        case "<":
+            return math.ceil(value / unit - 1e-6) * unit
+        case ">":
+            return math.floor(value / unit + 1e-6) * unit
+    return value
+
+
 # --- the two checks ----------------------------------------------------------------------------------------------------------
 
 
@@ -291,7 +301,7 @@ class Page:
             return
         if not right:
             self.faults.append((number.start, f"{number.text}: {source} is {value:g}"))
-            self._changes.append((number, number.format_like(value)))
+            self._changes.append((number, number.format_like(round_bound(value, source[0], number.unit))))
 
     @property
     def text(self) -> str:

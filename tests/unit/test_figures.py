@@ -157,6 +157,18 @@ def test_values_are_put_into_the_text_as_they_were_printed():
     assert faults(written, results=results) == []
 
 
+@pytest.mark.parametrize(
+    ("printed", "value", "written"),
+    [("4", 3.2, "4"), ("0.51", 0.2559, "0.26"), ("300", 296.4, "297"), ("0.2", 0.3, "0.3")],
+)
+def test_bounds_are_put_into_the_text_rounded_away_from_the_value(printed, value, written):
+    results = {"a.json": {"figures": {"off": value, "rest": -value}}}
+    text = "It is within {} %, and above −{} %.\n<!-- figures a.json: <off >rest -->\n"
+    page = Page(text.format(printed, printed), [], results)
+    assert page.text == text.format(written, written)
+    assert faults(page.text, results=results) == []
+
+
 def test_each_number_of_our_own_pages_is_held():
     """A digit is changed in drawn places; each has to be noticed."""
     draw, results, tried = random.Random(0), read_results(ROOT), 0
