@@ -162,10 +162,8 @@ def random_words_model(folder: Path, shape: Mapping[str, int]) -> None:
     model.save_pretrained(folder)
 
 
-def trl_python(work: Work) -> Path:
-    """The interpreter of TRL's environment, made at the first call; for a model of random weights this Python."""
-    if work.model:
-        return Path(sys.executable)
+def trl_python() -> Path:
+    """The interpreter of TRL's environment, made at the first call."""
     home = Path.home() / ".cache" / "antiphon" / "venvs" / f"trl-{TRL['trl']}"
     python = home / "bin" / "python"
     check = f"from importlib.metadata import version as v; assert all(v(p).startswith(n) for p, n in {TRL}.items())"
@@ -197,7 +195,10 @@ def trl_command(folder: Path, args: argparse.Namespace, system: System) -> tuple
     spec |= {"threads": THREADS, "micro_batch": system.micro, "learning_rate": LEARNING_RATE}
     spec |= {"gradient_checkpointing": system.checkpointing}
     (folder / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
-    return [str(trl_python(args.work)), str(ROOT / "benchmarks" / "step_trl.py"), str(folder / "spec.json")], metrics
+    python = (
+        sys.executable if args.work.model else trl_python()
+    )  # the packages of a borrowed machine with random weights
+    return [str(python), str(ROOT / "benchmarks" / "step_trl.py"), str(folder / "spec.json")], metrics
 
 
 def our_command(folder: Path, args: argparse.Namespace, system: System) -> tuple[list[str], Path]:
@@ -362,7 +363,8 @@ def main() -> None:
         return
     systems = systems_of(args)
     peaks: dict[int, list[float]] = {} if args.device == "cuda" else {1: [], THREADS: []}
-    trl_python(args.work)
+    if not args.work.model:
+        trl_python()
     for number in range(args.rounds):
         for threads, rates in peaks.items():
             rates.append(matmul_gflops(threads))
