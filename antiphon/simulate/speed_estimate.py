@@ -23,9 +23,9 @@ EFFICIENCY = 0.4  # share of a device's matrix-product rate that a model reaches
 FORWARD, BACKWARD = 1, 2  # passes
 SUM_SECONDS = 1e-5  # latency of a sum over the devices of an engine; an assumption
 COPY_RATE = 5e9  # bytes a second between a GPU and unpinned host memory; an assumption
-HANDOVER = {"shared_memory": 3.7e9, "object_store": 3.1e9, "distributed": 0.51e9}
+HANDOVER = {"shared_memory": 3.6e9, "object_store": 2.76e9, "distributed": 0.49e9}
 """Bytes a second from learner to engine on two CPU cores, which no cluster has confirmed: medians of all runs there were
-(`benchmarks/handover.py`), which lie between 2.4 and 3.9, 2.1 and 3.6, 0.3 and 0.73 GB/s."""
+(`benchmarks/handover.py`), which lie between 2.4 and 5.1, 2.1 and 4.0, 0.3 and 0.73 GB/s."""
 
 
 def estimate(config: RunConfig, model: ModelFacts, device: Device, lent: int = 0) -> Speeds:
