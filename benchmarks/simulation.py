@@ -93,7 +93,7 @@ MUTANTS = [
     Mutant(
         "progress after a hang",
         "rollout/engine_supervisor.py",
-        'member.engine.kill()\n            self.on_engine_lost(member, WorkerDiedError(f"an engine did not',
+        'self.on_engine_lost(member, WorkerDiedError(f"an engine did not',
         'return\n            self.on_engine_lost(member, WorkerDiedError(f"an engine did not',
     ),
     Mutant(
