@@ -99,8 +99,8 @@ MUTANTS = [
     Mutant(
         "dead engines get nothing",
         "rollout/engine_supervisor.py",
-        "member.open = False\n        if member in",
-        "if member in",
+        "member.open = False\n        member.engine.kill()",
+        "member.engine.kill()",
     ),
     Mutant(
         "weights that are refused are not used",
