@@ -18,7 +18,7 @@ class WeightSyncConfig(Config):
     """`engine`: if all engines are native and have the same dtype, weights travel in that dtype; engines load the same values,
     and bfloat16 halves the bytes. Otherwise, and with `float32`, weights travel in the learner's dtype."""
     encoding: Literal["whole", "delta"] = "whole"
-    """`delta`, with `weights.channel: distributed`: engines that hold the previous version receive only the changes, in
+    """`delta`, on `distributed` and `object_store`: engines that hold the previous version receive only the changes, in
     lossless compression; the others receive all weights. For this, engines keep a copy of the weights in host memory."""
     senders: Literal["auto", "first", "all"] = "auto"
     """Ranks of a learner with a mesh that send weights. `first`: one, which gathers each tensor. `all`: each sends the pieces

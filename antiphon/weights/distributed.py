@@ -28,11 +28,11 @@ from antiphon.core.errors import WeightsError
 from antiphon.core.failpoints import hit
 from antiphon.core.types import WeightsUpdate
 from antiphon.weights.base import TransferContext, WeightChannel
-from antiphon.weights.delta import DeltaEncoder, apply_delta
 from antiphon.weights.listeners import ListeningSockets
-from antiphon.weights.manifest import BUCKET_BYTES, Adapters, Manifest, NamedTensors
+from antiphon.weights.manifest import BUCKET_BYTES, Adapters, NamedTensors
 from antiphon.weights.rendezvous import RunStore, open_store
-from antiphon.weights.tensors import HostBuffer, pack_tensors, unpack_tensors
+from antiphon.weights.tensors import unpack_tensors
+from antiphon.weights.versions import DELTA, KeptVersion, PackedVersion
 
 PATIENCE = 1.0  # seconds that receivers wait for each other
 TIMEOUT = timedelta(seconds=20)  # of each step of a broadcast
@@ -45,23 +45,19 @@ TRIES = 4  # broadcasts of one version that a receiver takes part in before it g
 
 REQUESTS = "asked"  # queue of requests: receiver, version, key of the answer, identity of the version that it has kept
 TOO_LATE = b"-"  # answer: a newer version has replaced it
-DELTA = "delta"  # the encoding
 WHOLE = "whole"  # in an answer: all bytes come
 BASE = "base"  # in an answer: all bytes come, and are to be kept. A number there: so many bytes of a difference come
-NOTHING = "-"  # in a request: the receiver has kept no version
 
 
 class Distributed(WeightChannel):
     """The learner's end. It keeps a copy of the weights to broadcast."""
 
     def __init__(self, context: TransferContext) -> None:
-        self._host, self._dtype, self._encoding = context.host, context.dtype, context.encoding
+        self._host, self._encoding = context.host, context.encoding
         self._store, self._location = open_store(context.host, ANSWER)
         self._copy_lock = threading.Lock()  # held while the copy is made or broadcast
-        self.copy = HostBuffer()
+        self.copy = PackedVersion(context)
         self._version = -1
-        self._manifest: Manifest | None = None  # of the copy, while it is whole
-        self._delta: tuple[str, bytes] | None = None  # digest of the version before, and what changed since
         self._served: set[str] = set()  # receivers that have this version
         self._expected: set[str] = set()  # receivers that the next broadcast waits for
         threading.Thread(target=self._serve, name="weights", daemon=True).start()
@@ -69,16 +65,9 @@ class Distributed(WeightChannel):
     @override
     def send(self, named: NamedTensors, version: int, adapters: Adapters | None = None) -> WeightsUpdate:
         with self._copy_lock:
-            before, self._manifest, self._delta = self._manifest, None, None
-            encoder = DeltaEncoder() if before and self._encoding == DELTA else None
-            manifest = pack_tensors(named, self.copy, adapters, self._dtype, encoder)
-            if encoder and before and before.tensors == manifest.tensors:
-                encoded = encoder.encoded()
-                self._delta = (_identity(before), encoded) if len(encoded) < manifest.size / 2 else None
-            self._manifest = manifest
+            manifest = self.copy.pack(named, adapters)
             self._version, self._expected, self._served = version, self._served, set()
-        sent = len(self._delta[1]) if self._delta else manifest.size
-        return WeightsUpdate(version=version, location=self._location, manifest=manifest, sent=sent)
+        return WeightsUpdate(version=version, location=self._location, manifest=manifest, sent=self.copy.sent)
 
     @staticmethod
     @override
@@ -92,7 +81,7 @@ class Distributed(WeightChannel):
         try:
             yield from unpack_tensors(update, content)
         except WeightsError:
-            receiver.forget()
+            receiver.kept.forget()
             raise
 
     def _serve(self) -> None:
@@ -100,7 +89,7 @@ class Distributed(WeightChannel):
         members: list[str] = []
         for number in itertools.count():
             keys, held = self._gather()
-            change = self._delta  # once: `send` may replace it now
+            change = self.copy.difference  # once: `send` may replace it now
             delta = change[1] if change and held == {change[0]} else None
             sends = WHOLE if self._encoding != DELTA else f"{len(delta)}" if delta is not None else BASE
             if group is None or members != sorted(keys):
@@ -149,18 +138,13 @@ class _Receiver:
         self._name = uuid4().hex
         self._asked = itertools.count()
         self._group: tuple[str, Any] = "", None  # the last, with its name
-        self._kept: torch.Tensor | None = None  # the bytes that arrived last, if differences to them may come
-        self._held = NOTHING  # their identity
-
-    def forget(self) -> None:
-        """Keep nothing of what arrived: it is not what was sent."""
-        self._kept, self._held = None, NOTHING
+        self.kept = KeptVersion()
 
     def fetch(self, update: WeightsUpdate) -> torch.Tensor:
         """Return the bytes of an update, uint8 [size]."""
         for _ in range(TRIES):
             key = f"{self._name}/{next(self._asked)}"
-            self._store.queue_push(REQUESTS, f"{self._name} {update.version} {key} {self._held}")
+            self._store.queue_push(REQUESTS, f"{self._name} {update.version} {key} {self.kept.identity}")
             if (answer := self._store.get(key)) == TOO_LATE:
                 raise WeightsError(
                     f"weights of version {update.version} are no longer broadcast: a newer version has replaced them",
@@ -179,12 +163,9 @@ class _Receiver:
                 continue
             if sends == WHOLE:
                 return copy
-            if not whole:
-                assert self._kept is not None
-                apply_delta(self._kept, copy.numpy().tobytes())
-                copy = self._kept
-            self._kept, self._held = copy, _identity(update.manifest)
-            return copy
+            if whole:
+                return self.kept.keep(copy, update.manifest)
+            return self.kept.change(copy.numpy().tobytes(), update.manifest)
         message = f"weights of version {update.version} did not arrive in {TRIES} broadcasts"
         raise WeightsError(message, version=update.version)
 
@@ -196,10 +177,6 @@ def _receiver(location: str, thread: int) -> _Receiver:
 
 
 _devices: deque[Any] = deque(maxlen=2)  # a device must outlive messages in flight when its group ends
-
-
-def _identity(manifest: Manifest) -> str:
-    return f"{manifest.digest:016x}"
 
 
 def _join(store: RunStore, name: str, rank: int, size: int, host: str) -> Any:

@@ -12,6 +12,8 @@ from antiphon.run.config_checks.common import Problem, iterate_engines
 if TYPE_CHECKING:
     from antiphon.run.config import RunConfig
 
+WITH_DELTAS = ("distributed", "object_store")  # channels with the encoding `delta`
+
 
 def check_cluster(config: "RunConfig") -> Iterator[Problem]:
     """Check the kind of cluster against what runs on it."""
@@ -36,8 +38,11 @@ def check_cluster(config: "RunConfig") -> Iterator[Problem]:
 def check_weights(config: "RunConfig") -> Iterator[Problem]:
     """Check how weights are sent against the channel and the learner."""
     channel, learner = config.weights.channel, config.learner
-    if config.weights.encoding == "delta" and channel != "distributed" and ":" not in channel:
-        yield "weights.encoding", f"'delta' needs weights.channel: distributed, or one of your own; it is {channel!r}"
+    if config.weights.encoding == "delta" and channel not in WITH_DELTAS and ":" not in channel:
+        yield (
+            "weights.encoding",
+            f"'delta' needs weights.channel: {' or '.join(WITH_DELTAS)}, or one of your own; it is {channel!r}",
+        )
     if config.weights.senders == "all":
         if channel == "device_memory":
             yield (

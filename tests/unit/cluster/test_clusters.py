@@ -18,7 +18,7 @@ import pytest
 
 from antiphon.cluster.base import CLUSTERS
 from antiphon.cluster.config import ClusterConfig
-from antiphon.core.errors import ConfigError, DataError, UnsupportedError, WorkerDiedError
+from antiphon.core.errors import ConfigError, DataError, UnsupportedError, WeightsError, WorkerDiedError
 from tests.raising import raises_with
 
 HERE = str(Path(__file__).parent)
@@ -365,6 +365,34 @@ def test_weights_go_through_the_object_store(a_ray):
                 update = await learner.call("send", version, length)
                 loaded = await asyncio.gather(*(engine.call("load", update) for engine in engines))
                 assert loaded == [[float(version)] * length] * 2
+        finally:
+            await cluster.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.ray
+def test_differences_go_through_the_object_store_to_those_that_have_the_version_before(a_ray):
+    async def main():
+        cluster = CLUSTERS.resolve("ray")(RAY)
+        try:
+            learner, early, late = [
+                cluster.spawn(name, "workers_for_tests:Weights", "delta") for name in ("learner", "early", "late")
+            ]
+            size = 1024
+            for version in (1, 2, 3):
+                update = await learner.call("send", version, size)
+                assert await early.call("load", update) == [float(version)] * size
+                assert (update.sent < size) is (version > 1)
+            update = await learner.call("send", 4, size)
+            await learner.call("spoil")
+            assert await early.call("load", update) == [4.0] * size, "it needs the difference alone"
+            with raises_with(WeightsError, version=4):
+                await late.call("load", update)
+            update = await learner.call("send", 5, size)
+            assert await asyncio.gather(*(each.call("load", update) for each in (early, late))) == [[5.0] * size] * 2
+            update = await learner.call("send", 6, 7)  # of another size: whole
+            assert await asyncio.gather(*(each.call("load", update) for each in (early, late))) == [[6.0] * 7] * 2
         finally:
             await cluster.close()
 

@@ -92,15 +92,23 @@ class Unbuildable(Worker):
 class Weights(Worker):
     """An end of Ray's way of weights. What it needs is imported here, where another interpreter does not come."""
 
-    def __init__(self) -> None:
+    def __init__(self, encoding: str = "whole") -> None:
         from antiphon.weights.base import TransferContext, open_channel
 
-        self.channel = open_channel(TransferContext(Path(), "object_store"))
+        self.channel = open_channel(TransferContext(Path(), "object_store", encoding=encoding))
 
     def send(self, version: int, length: int):
         import torch
 
         return self.channel.send([("a", torch.full((length,), float(version)))], version)
+
+    def spoil(self) -> None:
+        """Put something else in the place of the whole version."""
+        import numpy as np
+
+        from antiphon.cluster.ray import put_object
+
+        put_object("weights", np.zeros(4096, np.uint8))
 
     def load(self, update) -> list[float]:
         ((_, tensor),) = self.channel.receive(update)
