@@ -9,6 +9,10 @@ leaves the engine is not. The model is SmolLM2-135M in float32, in four shards. 
 publish, and ends when the engine has all of it in its own tensors. In each round both ways send the same version, one after the
 other, and a digest of the engine's tensors after either must be the same; after a round every rank changes its shards. Figures
 are medians over rounds, the first left out.
+
+Before that, learners of ten layouts send a tiny model to one engine and to three, in float32 and in bfloat16, from one rank and
+from all, through shared memory and by broadcast, whole and as differences (`_layouts.py`). `layouts` counts pairs of a learner
+layout and an engine layout; `digest_mismatches` is of all of it.
 """
 
 import argparse
@@ -26,6 +30,7 @@ from typing import IO, Any
 
 import torch
 from _common import TINY_QWEN3, random_model, smollm2, table, write_result
+from _layouts import MESHES, compare_layouts
 from transformers import AutoModelForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig
@@ -222,12 +227,14 @@ def main() -> None:
         role, number, model, folder = options.serve
         serve(role, int(number), model, Path(folder))
         return
+    layouts, wrong = compare_layouts(MESHES[1:2] if options.tiny else MESHES)
     with tempfile.TemporaryDirectory() as scratch:
         model = scratch if options.tiny else str(smollm2())
         if options.tiny:
             random_model(TINY_QWEN3).float().save_pretrained(scratch)
         found, mismatches = measure(model, options.rounds, (options.rate, 0))
-    figures: dict[str, float] = {"senders": RANKS, "digest_mismatches": mismatches, "link_megabytes": options.rate}
+    figures: dict[str, float] = {"senders": RANKS, "layouts": layouts, "digest_mismatches": mismatches + wrong}
+    figures["link_megabytes"] = options.rate
     for rate, name in ((options.rate, "throttled"), (0, "unthrottled")):
         pairs = zip(found[rate, "first"], found[rate, "all"], strict=True)
         figures[f"{name}_first_seconds"] = median(found[rate, "first"])
