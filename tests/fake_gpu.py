@@ -80,10 +80,13 @@ class FakeGpu:
         self._reserved = 0
 
     def copy_in(self, tensor: torch.Tensor, *, non_blocking: bool) -> torch.Tensor:
-        """Return a copy on the GPU."""
+        """Return a copy on the GPU: of what is on its way to the host, if it was queued before."""
+        place = tensor.data_ptr(), tensor.shape
+        queued = (content for target, content in self._arriving if (target.data_ptr(), target.shape) == place)
+        content = next(queued, tensor)
         if non_blocking and tensor in self.pinned:
-            self._leaving.append((tensor.detach(), tensor.detach().clone()))
-        return _ToGpu.apply(tensor)
+            self._leaving.append((tensor.detach(), content.detach().clone()))
+        return _ToGpu.apply(content)
 
     def copy_out(self, tensor: torch.Tensor, *, non_blocking: bool) -> torch.Tensor:
         """Return a copy in the machine's memory."""
@@ -344,6 +347,7 @@ def install() -> None:
     cuda.get_device_properties = lambda device=None: SimpleNamespace(name=NAME, uuid="GPU-0", major=9, minor=0)
     cuda.Stream, cuda.stream = _Stream, lambda stream: nullcontext()
     cuda.synchronize, cuda.empty_cache = GPU.synchronize, GPU.empty_cache
+    torch._C._cuda_getCurrentRawStream = lambda device: 0  # bitsandbytes looks for it
     cuda.memory_allocated, cuda.memory_reserved = GPU.memory_allocated, GPU.memory_reserved
     devices._DRIVER = Path("/proc")
     folder = Path(__file__).parent

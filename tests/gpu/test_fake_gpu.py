@@ -89,6 +89,15 @@ def test_pinned_memory_must_stay_until_it_was_copied():
         torch.cuda.synchronize()
 
 
+def test_copies_to_the_host_and_back_are_made_in_order():
+    x = torch.arange(3.0, device="cuda")
+    host = torch.empty(3, pin_memory=True)
+    host.copy_(x, non_blocking=True)
+    x.zero_()
+    back = host.to("cuda", non_blocking=True)
+    assert back.tolist() == [0.0, 1.0, 2.0]
+
+
 def test_memory_is_counted_once_and_kept_by_the_allocator():
     before, held = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     x = torch.ones(1000, device="cuda")
