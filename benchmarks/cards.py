@@ -5,7 +5,8 @@
 Prompts of 256 tokens, responses of 1,024, 32 slots, packs of 4,096 tokens, all in bfloat16. Nothing of it has run on the cards:
 the estimate of a learner's memory was compared with torch's tracker (`memory_plan.py`).
 
-Figures are 2 for a run that fits as it is, 1 for one that fits with changes of its configuration, and 0 for one that does not.
+Figures are 2 for a run that fits as it is, 1 for one that fits with changes of its configuration, and 0 for one that does not:
+not even with 128 GB of host memory for what `learner.cpu_offload` keeps there, which is tried last.
 """
 
 import json
@@ -17,6 +18,7 @@ from memory_plan import MODELS
 
 from antiphon.core.config import load
 from antiphon.run.config import RunConfig
+from antiphon.simulate.device_memory import host_memory
 from antiphon.simulate.devices import DEVICES
 from antiphon.simulate.fitting import find_changes
 from antiphon.simulate.model_facts import ModelFacts
@@ -32,6 +34,7 @@ ONE_CARD = (
 )
 ADAPTERS = "learner.lora={rank: 32}"
 PROMPT_TOKENS = 256
+HOST_MEMORY = 128e9  # bytes
 CARDS = ("rtx4090", "l40s", "h100", "h200")
 DENSE = [name for name, (shape, _) in MODELS.items() if "num_experts" not in shape]
 
@@ -40,8 +43,14 @@ def plan(folder: Path, card: str, way: str) -> tuple[int, list[str]]:
     """Return the figure of a run, and the changes with which it fits."""
     given = [*ONE_CARD, *([ADAPTERS] if way == "lora" else [])]
     model = ModelFacts(shape=Architecture.read(folder), prompt_tokens=(PROMPT_TOKENS,))
-    changes = find_changes(model, lambda changes: load(RECIPE, [*given, *changes], model=RunConfig), DEVICES[card])
-    if changes is None or any("lora" in change for change in changes):  # which would be another way
+
+    def load_changed(changes: list[str]) -> RunConfig:
+        return load(RECIPE, [*given, *changes], model=RunConfig)
+
+    changes = find_changes(model, load_changed, DEVICES[card])
+    if changes is None or (way == "full" and any("lora" in change for change in changes)):  # which would be another way
+        return 0, []
+    if sum(host_memory(model, load_changed(changes)).values()) > HOST_MEMORY:
         return 0, []
     return (1, changes) if changes else (2, [])
 

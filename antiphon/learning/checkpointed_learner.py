@@ -4,7 +4,7 @@ import contextlib
 import ctypes
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ import torch
 from antiphon.core.errors import DataError
 from antiphon.core.failpoints import hit
 from antiphon.learning.checkpoint_writer import CheckpointWriter
-from antiphon.learning.config import LearnerConfig
+from antiphon.learning.config import LearnerConfig, OptimizerConfig
 from antiphon.learning.model import lora
 from antiphon.learning.model.attention import PACKED_ATTENTION as PACKED_ATTENTION
 from antiphon.learning.model.hf_checkpoint import (
@@ -34,6 +34,7 @@ from antiphon.weights.manifest import TensorSpec
 
 GatherTensor = Callable[[], torch.Tensor]  # gathers a tensor of which each rank may have a piece
 
+KEPT = ("step", "exp_avg", "exp_avg_sq")  # of the state of AdamW, in a checkpoint
 ADAPTER = "adapter"  # folder of a checkpoint with the adapters as peft reads them
 
 
@@ -41,6 +42,7 @@ class CheckpointedLearner(ModelWorker):
     """A model with an optimiser that is saved and restored, one checkpoint at a time."""
 
     optimizer: torch.optim.Optimizer
+    optimizer_config: OptimizerConfig
     scheduler: torch.optim.lr_scheduler.LambdaLR
 
     def __init__(self, model_path: str, config: LearnerConfig, seed: int) -> None:
@@ -72,7 +74,7 @@ class CheckpointedLearner(ModelWorker):
             adapters = gather_copies(trained, keep=self._is_first)
         for name, tensor in kept.items():
             if self.mesh is None and self.config.lora is not None:  # what is not trained is written from where it is
-                weights[name] = adapters.get(name, _in_single_precision(tensor.detach().cpu()))
+                weights[name] = adapters[name] if name in adapters else self._untrained(name, tensor)
             else:
                 weights |= gather_copies({name: tensor.detach}, keep=mine(name))
         for name, state in self._optimizer_moments():
@@ -80,11 +82,23 @@ class CheckpointedLearner(ModelWorker):
                 whole = gather_copies(state, keep=mine(name))
                 moments |= {name: whole} if mine(name) else {}
         training = {"moments": moments, "updates": self.scheduler.last_epoch, "random": torch.get_rng_state()}
+        if self.optimizer_config.moments == "8bit":
+            training |= {"scales": self._own_scales(), "mesh": mesh.model_dump()}
         sizes: list[dict[str, int]] = [{}]
         if self.mesh is not None:
             outlines = self._merged({name: tensor.to("meta") for name, tensor in weights.items()})
             sizes = self.mesh.all_gather(file_sizes(self.model, outlines))
         return _Snapshot(rank, weights, adapters, training, sizes)
+
+    def _untrained(self, name: str, tensor: TensorSpec) -> torch.Tensor:
+        """Return a tensor that is not trained: a quantised one as it was before, which is what engines have."""
+        quantized = lora.is_quantized(self.model, name)
+        return _in_single_precision(self._base_files[lora.base_name(name)] if quantized else tensor.detach().cpu())
+
+    @cached_property
+    def _base_files(self) -> Checkpoint:
+        """The files that the model was loaded from."""
+        return Checkpoint(self.model_path, self._kind, self.model.config)
 
     def _write(self, place: Path, cut: "_Snapshot") -> None:
         """Write what this rank keeps; the first rank writes the files beside the weights."""
@@ -115,11 +129,13 @@ class CheckpointedLearner(ModelWorker):
             message = f"{directory} is not a checkpoint of this model: {files.incompatibilities[:3]}"
             raise DataError(message, path=directory)
         adapters = {} if self.config.lora is None else lora.load_adapters(directory / ADAPTER)
-        states = [
-            torch.load(file, map_location="cpu", mmap=True, weights_only=True)
-            for file in sorted((directory / TRAINING_STATE).glob("*.pt"))
-        ]
-        moments = {name: state for part in states for name, state in part["moments"].items()}
+        states = {
+            int(file.stem): torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+            for file in (directory / TRAINING_STATE).glob("*.pt")
+        }
+        moments = {name: state for part in states.values() for name, state in part["moments"].items()}
+        for name, scales in self._scales_in(states).items():
+            moments[name] = moments[name] | {"scales": scales}
         for name, piece in self.shards.local_parameters():
             if not piece.requires_grad:
                 continue
@@ -142,11 +158,19 @@ class CheckpointedLearner(ModelWorker):
             group["lr"] = rate
         self.scheduler._last_lr = rates
 
-    def _restore_moments(self, name: str, parameter: torch.Tensor, kept: dict[str, torch.Tensor]) -> None:
-        """Set the optimiser state of a parameter from whole tensors."""
-        self.optimizer.state[parameter] = {
-            key: self._local_piece(name, parameter, value) for key, value in kept.items()
-        }
+    def _scales_in(self, states: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+        """Return the scales that a checkpoint has of this rank's moments, by parameter; none from another mesh."""
+        own = states.get(self.mesh.rank if self.mesh else 0, {})
+        alike = self.optimizer_config.moments == "8bit" and own.get("mesh") == self.config.mesh.model_dump()
+        return own["scales"] if alike else {}
+
+    def _restore_moments(self, name: str, parameter: torch.Tensor, kept: dict[str, Any]) -> None:
+        """Set the optimiser state of a parameter from whole tensors, with `scales` those of quantised moments."""
+        state = {key: self._local_piece(name, parameter, kept[key]) for key in KEPT if key in kept}
+        if self.optimizer_config.moments == "8bit":
+            self.optimizer.restore(parameter, state, kept.get("scales"))
+        else:
+            self.optimizer.state[parameter] = state
 
     def _local_piece(self, name: str, parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
         """Return this rank's piece of an optimiser state tensor; a step count is the same on all ranks."""
@@ -159,16 +183,27 @@ class CheckpointedLearner(ModelWorker):
     def _saved_tensors(self) -> Iterator[tuple[str, TensorSpec]]:
         """Yield what a checkpoint has of the layers of this rank, under state-dict names."""
         yield from self.shards.gather_own_layers()
-        for name, tensor in self.model.state_dict(keep_vars=True).items():
-            if not isinstance(tensor, torch.nn.Parameter):
-                yield name, tensor
+        state = self.model.state_dict(keep_vars=True)
+        yield from ((name, buffer) for name, buffer in self.model.named_buffers() if name in state)
 
     def _optimizer_moments(self) -> Iterator[tuple[str, dict[str, GatherTensor]]]:
         """Yield the optimiser state of each parameter, as functions that gather it; all ranks must call them."""
         for name, parameter in self.model.named_parameters():
-            state = self.optimizer.state.get(parameter, {})
-            whole = partial(self.shards.gather_tensor, name)
-            yield name, {key: partial(whole, value) if value.dim() else value.detach for key, value in state.items()}
+            kept = [key for key in self.optimizer.state.get(parameter, {}) if key in KEPT]
+            yield name, {key: partial(self._gather_moment, name, parameter, key) for key in kept}
+
+    def _own_scales(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Return copies of the scales of this rank's quantised moments, with which it can go on to the bit."""
+        found = {name: self.optimizer.scales(parameter) for name, parameter in self.model.named_parameters()}
+        return {name: {key: value.cpu().clone() for key, value in own.items()} for name, own in found.items() if own}
+
+    def _gather_moment(self, name: str, parameter: torch.Tensor, key: str) -> torch.Tensor:
+        """Return the whole of a moment in float32, or the step count. All ranks must call this."""
+        if self.optimizer_config.moments == "8bit":
+            value = self.optimizer.read(parameter, key)
+        else:
+            value = self.optimizer.state[parameter][key]
+        return self.shards.gather_tensor(name, value) if value.dim() else value.detach()
 
     # --- a device that others use too ----------------------------------------------------------------------------------
 

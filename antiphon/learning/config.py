@@ -27,6 +27,9 @@ class OptimizerConfig(Config):
     """Added to the denominator of AdamW."""
     weight_decay: Annotated[float, unit("factor")] = Field(0.0, ge=0.0)
     """Decoupled weight decay of AdamW; the rate of decay is this times the learning rate."""
+    moments: Literal["float32", "8bit"] = "float32"
+    """Precision of AdamW's two moments: `8bit` takes one byte for each, quantised in blocks of 256, and needs bitsandbytes and
+    the torch learner. Checkpoints have them in float32."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate after warm-up: `constant`, or falling linearly or along a cosine to `final_ratio` of the peak."""
     warmup_steps: Annotated[int, unit("optimizer steps")] = Field(0, ge=0)
@@ -35,6 +38,16 @@ class OptimizerConfig(Config):
     """Learning rate at the end of the schedule, relative to the peak."""
     max_grad_norm: Annotated[float, unit("gradient norm")] = Field(1.0, gt=0.0, allow_inf_nan=True)
     """Gradients of a larger norm are scaled down to this norm; `.inf` scales none."""
+
+    def incompatibilities(self, kind: str) -> Iterator[tuple[str, str]]:
+        """Yield what a kind of learner does not support: (key, message)."""
+        if kind in OPTIONS and self.moments != "float32":
+            yield "moments", f"{self.moments!r} is not supported by the {kind} learner. Use kind: torch"
+
+    @property
+    def moment_bytes(self) -> float:
+        """Bytes that one moment takes per trained parameter: with `8bit` one, and a float32 scale for each block of 256."""
+        return 1 + 4 / 256 if self.moments == "8bit" else 4
 
 
 class LoraConfig(Config):
@@ -46,6 +59,9 @@ class LoraConfig(Config):
     """Adapters are scaled by alpha / rank."""
     targets: tuple[str, ...] = ()
     """Names of the linear layers that get an adapter, such as q_proj; empty means all."""
+    quantize: Literal["none", "nf4"] = "none"
+    """`nf4` holds the frozen weights of the linear layers in four bits (QLoRA), and needs bitsandbytes. Engines and checkpoints
+    have these weights as they are in the model's files."""
 
     @property
     def scale(self) -> float:
@@ -59,6 +75,7 @@ def megatron_problems(learner: "LearnerConfig") -> Iterator[tuple[str, str]]:
     unsupported = {
         "lora": (learner.lora is not None, "it trains all weights"),
         "freeze": (bool(learner.freeze), "it trains all weights"),
+        "activation_offload": (learner.activation_offload, "its layers keep what they need on their device"),
         "cpu_offload": (learner.cpu_offload, "options.distributed_optimizer saves device memory instead"),
         "mesh.replicate": (mesh.replicate > 1, "each rank of mesh.shard has a copy of the weights"),
         "mesh.context": (mesh.context > 1 and mesh.expert > 1, "it cannot combine mesh.context with mesh.expert"),
@@ -98,11 +115,13 @@ class LearnerConfig(Config):
     take more than a 64th of the machine's memory."""
     gradient_checkpointing: bool = False
     """Recompute the layers in the backward pass, to save memory."""
+    activation_offload: bool = False
+    """Keep what `gradient_checkpointing` keeps, the hidden states between layers, in host memory until the backward pass."""
     mesh: MeshConfig = MeshConfig()
     """Ranks of the learner."""
     cpu_offload: bool = False
-    """Keep parameters and optimizer state in host memory between their uses. Needs a mesh that shards; ignored by models
-    whose mesh (`meshes`) does not."""
+    """Keep parameters, gradients and optimizer state in host memory: each layer is copied to the device when it computes, and
+    AdamW runs on the CPU."""
     lora: LoraConfig | None = None
     """Train adapters instead of the weights."""
     freeze: tuple[str, ...] = ()
@@ -157,10 +176,15 @@ class LearnerConfig(Config):
         """Optimizer steps of a training step."""
         return self.minibatches * self.epochs
 
-    def with_mesh(self, mesh: MeshConfig) -> "LearnerConfig":
-        """Return the settings on another mesh; `cpu_offload` is off if that mesh does not shard."""
-        sharded = mesh.data * mesh.context > 1
-        return self.model_copy(update={"mesh": mesh, "cpu_offload": self.cpu_offload and sharded})
+    @property
+    def uses_fsdp(self) -> bool:
+        """True if the torch learner cuts its layers with FSDP, which also offloads them."""
+        return self.mesh.data * self.mesh.context > 1 or self.cpu_offload
+
+    @property
+    def forms_group(self) -> bool:
+        """True if its ranks meet in a process group: if there are several, and for FSDP on one."""
+        return self.mesh.world > 1 or self.uses_fsdp
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield options that cannot be combined with the mesh: (key, message)."""
@@ -171,17 +195,29 @@ class LearnerConfig(Config):
             yield "mesh.context_attention", f"{mesh.context_attention!r} needs mesh.context above 1"
         if mesh.pipeline_chunks > 1 and mesh.pipeline == 1:
             yield "mesh.pipeline_chunks", f"{mesh.pipeline_chunks} needs mesh.pipeline above 1"
-        if self.cpu_offload and mesh.data * mesh.context == 1:
-            yield "cpu_offload", "needs a mesh that shards: mesh.shard above 1"
+        if self.activation_offload and not self.gradient_checkpointing:
+            yield "activation_offload", "needs gradient_checkpointing: true"
         if self.freeze and mesh.pipeline > 1:
             yield (
                 "freeze",
                 "cannot be combined with mesh.pipeline: a stage without trained parameters has no backward pass",
             )
+        yield from ((f"optimizer.{key}", message) for key, message in self.optimizer.incompatibilities(self.kind))
+        if self.lora and self.lora.quantize != "none" and (self.forms_group or self.kind != "torch"):
+            yield "lora.quantize", "needs the torch learner on one rank, without cpu_offload"
         if self.kind == "deepspeed":
             yield from mesh.unused_beside_shard("deepspeed")
         if self.kind == "megatron":
             yield from megatron_problems(self)
+
+    def debug_problems(self) -> Iterator[tuple[str, str]]:
+        """Yield the reason why it needs a process of its own, which `cluster.debug` does not give it: (key, message)."""
+        if self.mesh.world > 1:
+            yield "cluster.debug", f"cannot be combined with learner.mesh: its {self.mesh.world} ranks are processes"
+        elif self.cpu_offload:
+            yield "cluster.debug", "cannot be combined with learner.cpu_offload, which needs a process of its own"
+        elif self.kind == "megatron":
+            yield "cluster.debug", "cannot be combined with learner.kind: megatron, which needs a process of its own"
 
     def incompatibilities(self, shape: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """Yield the reasons why this learner cannot train a model, from its config.json: (key, message)."""

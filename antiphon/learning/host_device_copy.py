@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+LARGE = 1 << 16  # bytes of an activation that is worth a copy
+
 
 def to_device(array: NDArray[Any], device: torch.device | str) -> torch.Tensor:
     """Copy an array to a device without waiting."""
@@ -18,6 +20,29 @@ def to_device(array: NDArray[Any], device: torch.device | str) -> torch.Tensor:
     if torch.device(device).type == "cuda":
         tensor = tensor.pin_memory()  # from other memory it is copied once all that was asked for before is done
     return tensor.to(device, non_blocking=True)
+
+
+def save_on_host() -> torch.autograd.graph.saved_tensors_hooks:
+    """Return a context in which large activations on a GPU are kept in pinned host memory until the backward pass.
+
+    Copies are queued on the stream that computes, so they are ordered with it and nobody waits for them.
+    """
+
+    def pack(tensor: torch.Tensor) -> tuple[torch.device, torch.Tensor] | torch.Tensor:
+        is_activation = tensor.is_floating_point() and not isinstance(tensor, torch.nn.Parameter)
+        if not (tensor.is_cuda and is_activation and tensor.nbytes >= LARGE):
+            return tensor
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host.copy_(tensor, non_blocking=True)
+        return tensor.device, host
+
+    def unpack(packed: tuple[torch.device, torch.Tensor] | torch.Tensor) -> torch.Tensor:
+        if isinstance(packed, torch.Tensor):
+            return packed
+        device, host = packed
+        return host.to(device, non_blocking=True)
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
 def sum_measures(loss: torch.Tensor, measures: Mapping[str, torch.Tensor], tokens: int) -> dict[str, torch.Tensor]:

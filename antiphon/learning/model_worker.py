@@ -2,6 +2,7 @@
 
 import fnmatch
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.types import ROUTED_EXPERTS, Pack
 from antiphon.core.workers import Worker
 from antiphon.learning.config import LearnerConfig
-from antiphon.learning.host_device_copy import to_device
+from antiphon.learning.host_device_copy import save_on_host, to_device
 from antiphon.learning.mesh import TIMEOUT, Mesh, connect_store, copy_to_group, gather_from_group, reduce_from_group
 from antiphon.learning.model import lora
 from antiphon.learning.model.attention import CONTEXT_ATTENTION, AttentionReader
@@ -61,7 +62,7 @@ class ModelWorker(Worker):
     loads_whole = False
 
     def __init__(self, model_path: str, config: LearnerConfig, seed: int) -> None:
-        """Load the model; with a mesh of several ranks, `join` loads it."""
+        """Load the model; ranks that form a group load it in `join`."""
         torch.set_num_threads(config.threads)
         # It takes up to a second to plan for shapes that it has not seen, and every pack has others.
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -74,7 +75,7 @@ class ModelWorker(Worker):
         self._balance = 0.0  # weight of the balance loss
         self._sequences = 1  # in the current update
         self._balances: list[Balance] = []  # of the current update
-        if config.mesh.world == 1:
+        if not config.forms_group:
             self._load_model()
 
     def host(self, address: str) -> str:
@@ -105,9 +106,8 @@ class ModelWorker(Worker):
         freeze_parameters(self.model, config.freeze)
         self.model.train()
         use_memory_efficient_layers(self.model)
-        if self._rounds_base:
-            lora.hold_base_in_bfloat16(self.model)
-            self.model.to(self.device)
+        if self._shrinks_base:
+            self._shrink_base()
         if config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable()
         self.shards = self.sharded(self.model, self.mesh, config) if self.mesh else WholeModel(self.model)
@@ -120,12 +120,21 @@ class ModelWorker(Worker):
         """The device the model is loaded on: `meta`, without memory, if each of several ranks reads its share."""
         if self.mesh is not None and not self.loads_whole:
             return torch.device("meta")
-        return torch.device("cpu") if self._rounds_base else self.device  # which may lack the memory for all of it
+        return torch.device("cpu") if self._shrinks_base else self.device  # which may lack the memory for all of it
 
     @property
-    def _rounds_base(self) -> bool:
-        """True if the weights that adapters are added to may be held in bfloat16. FSDP shards weights of one dtype alone."""
-        return self.config.lora is not None and self.config.dtype == "bfloat16" and self.mesh is None
+    def _shrinks_base(self) -> bool:
+        """True if the weights that adapters are added to may be held in fewer bits. FSDP shards weights of one dtype alone."""
+        added = self.config.lora
+        return added is not None and self.mesh is None and (self.config.dtype == "bfloat16" or added.quantize == "nf4")
+
+    def _shrink_base(self) -> None:
+        """Hold the weights that adapters are added to in fewer bits, and move all of the model to its device."""
+        if self.config.dtype == "bfloat16":
+            lora.hold_base_in_bfloat16(self.model)
+        if self.config.lora is not None and self.config.lora.quantize == "nf4":
+            lora.hold_base_in_nf4(self.model, self.device)
+        self.model.to(self.device)
 
     @property
     def attention(self) -> str:
@@ -173,19 +182,19 @@ class ModelWorker(Worker):
     def _run_layers(self, pack: Pack, layout: PackLayout, reader: AttentionReader | None = None) -> torch.Tensor:
         """Run the layers of this rank; return the hidden states of the tokens that it computes, [n, H]."""
         here, context = self._context(len(layout.positions))
-        given: dict[str, torch.Tensor] = {}
-        if self.shards.incoming is not None:
-            given["inputs_embeds"] = self.shards.incoming
+        if (incoming := self.shards.incoming) is not None:
+            given = {"inputs_embeds": incoming}
         else:
-            given["input_ids"] = self._tokens(pack, layout)[None, here]
-        hidden: torch.Tensor = self.model.base_model(
-            **given,
-            position_ids=layout.positions[None, here],
-            use_cache=False,
-            layout=layout,
-            reader=reader,
-            context=context,
-        ).last_hidden_state[0]
+            given = {"input_ids": self._tokens(pack, layout)[None, here]}
+        with save_on_host() if self.config.activation_offload else nullcontext():
+            hidden: torch.Tensor = self.model.base_model(
+                **given,
+                position_ids=layout.positions[None, here],
+                use_cache=False,
+                layout=layout,
+                reader=reader,
+                context=context,
+            ).last_hidden_state[0]
         return hidden
 
     def _tokens(self, pack: Pack, layout: PackLayout) -> torch.Tensor:

@@ -12,6 +12,7 @@ import torch
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core.errors import NonFiniteError
+from antiphon.core.optional_packages import import_optional
 from antiphon.core.types import FloatArray, Pack, TrainBatch, Update
 from antiphon.learning.checkpointed_learner import CheckpointedLearner
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
@@ -48,14 +49,16 @@ class PackLearner(CheckpointedLearner):
         for parameter in self.model.parameters():
             if parameter.requires_grad:
                 alike[getattr(parameter, "device_mesh", None)].append(parameter)
-        return torch.optim.AdamW(
-            [{"params": own} for own in alike.values()],
-            lr=config.learning_rate,
-            betas=config.betas,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            fused=True,  # one pass over the parameters, no temporaries
-        )
+        groups = [{"params": own} for own in alike.values()]
+        given = {"betas": config.betas, "eps": config.eps, "weight_decay": config.weight_decay}
+        make = torch.optim.AdamW
+        if config.moments == "8bit":
+            import_optional("bitsandbytes", "optimizer.moments: 8bit")
+            from antiphon.learning import adamw_8bit
+
+            make = adamw_8bit.AdamW8bit
+        # Fused: in one pass over the parameters, without temporaries.
+        return make(groups, lr=config.learning_rate, fused=True, **given)
 
     def step(self, batch: TrainBatch) -> dict[str, float]:
         """Do every update of the batch; return mean metrics and the learning rate of the last update."""

@@ -145,10 +145,8 @@ def _devices(config: OfflineConfig) -> Found:
     yield from ((f"placement.{role}", message) for role, message in find_problems(config.placement.roles))
     if config.placement.teacher and not isinstance(config, DistillConfig):
         yield "placement.teacher", f"{config.placement.teacher!r} is for `antiphon distill`: there is no other teacher"
-    if config.cluster.debug and learner.mesh.world > 1:
-        yield "cluster.debug", f"cannot be combined with learner.mesh: its {learner.mesh.world} ranks are processes"
-    elif config.cluster.debug and learner.kind == "megatron":
-        yield "cluster.debug", "cannot be combined with learner.kind: megatron, which needs a process of its own"
+    if config.cluster.debug:
+        yield from learner.debug_problems()
 
 
 def _unused(config: OfflineConfig) -> Found:

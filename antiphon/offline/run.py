@@ -166,7 +166,7 @@ class Offline:
             for rank in range(ranks)
         ]
         self.workers.extend(members)
-        if ranks == 1:
+        if not settings.forms_group:
             return members[0]
         group = RankGroup(members, settings.mesh)
         await self.wait(group.rendezvous(self.config.placement.host), "start", f"the {name}")

@@ -243,7 +243,7 @@ class RunConfig(Config):
         says.
         """
         settings, own = self.learner, self.meshes.roles.get(role)
-        settings = settings.with_mesh(own) if own else settings
+        settings = settings.model_copy(update={"mesh": own}) if own else settings
         torch_named = self.critic is not None and self.critic.kind == "torch"
         if role == "critic" and (torch_named or settings.kind not in OPTIONS or any(settings.problems())):
             settings = settings.model_copy(update={"kind": "torch", "options": {}})

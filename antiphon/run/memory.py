@@ -71,7 +71,7 @@ def memory_estimate(parameters: int, config: RunConfig) -> dict[str, int]:
     learner = {
         "learner weights": parameters * TRAINED_BYTES * weights,
         "learner gradients": trained * TRAINED_BYTES * gradients,
-        "optimiser moments": 2 * trained * TRAINED_BYTES * mesh.replicate,
+        "optimiser moments": int(2 * trained * config.learner.optimizer.moment_bytes) * mesh.replicate,
     }
     estimate = {
         **learner,
@@ -90,8 +90,10 @@ def _memory_of_critics_and_teachers(parameters: int, config: RunConfig) -> dict[
     if critic is not None:
         own = (count_parameters(critic.path) if critic.path else None) or parameters
         weights, gradients = config.learner_of("critic").copies
-        trained = 0 if config.learner.lora else gradients + 2 * config.learner_of("critic").mesh.replicate
-        found["critics"] = (weights + trained) * own * TRAINED_BYTES * critic.count
+        found["critics"] = weights * own * TRAINED_BYTES * critic.count
+        if config.learner.lora is None:
+            moments = 2 * critic.optimizer.moment_bytes * config.learner_of("critic").mesh.replicate
+            found["critics"] += int((gradients * TRAINED_BYTES + moments) * own) * critic.count
     if config.teachers:
         weights = TRAINED_BYTES * config.learner_of("teacher").copies[0]
         found["teachers"] = sum((count_parameters(each.path) or parameters) * weights for each in config.teachers)

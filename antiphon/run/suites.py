@@ -91,7 +91,8 @@ async def _measure(model: str, config: RunConfig, asked: dict[str, Any]) -> dict
         starter = EngineStarter(cluster, "engine", directory, config.engine, assign_devices=assign)
         rollout = config.rollout.model_copy(update={"placement": "spread"})  # what is asked is of no group
         pool, max_length = await start_engines(starter, rollout, context.deadlines, context.events, context.report)
-        settings, seed = config.learner.with_mesh(MeshConfig()), derive(config.seed, "suite")
+        settings = config.learner.model_copy(update={"mesh": MeshConfig(), "cpu_offload": False})
+        seed = derive(config.seed, "suite")
         scorer = cluster.spawn("scorer", SCORER, str(directory), settings, seed, place=placement.place("learner"))
         seats = asyncio.Semaphore(BUSY * sum(engine.slots for engine in config.engine.engine_kinds))
         numbers = itertools.count()

@@ -14,6 +14,7 @@ from antiphon.simulate.model_shape import Architecture, RankShare
 
 PREALLOCATED_SHARE = 0.9  # of a device, for engines that preallocate: vLLM's gpu_memory_utilization
 FEED_FORWARD_GRADIENTS = 4  # tensors as large as a feed-forward layer's inside that its backward pass has at once
+NF4_BYTES = 1 / 2 + 1 / 64 + 4 / (64 * 256)  # of a weight: its bits, its block's scale, and the scale of 256 of these
 OTHER_ROLES = ("reference", "critic", "teacher")
 
 
@@ -21,15 +22,16 @@ def learner_memory(model: ModelFacts, config: RunConfig) -> dict[str, int]:
     """Return the bytes on the fullest rank of the learner, at their peak.
 
     Weights, gradients and moments are exact. With adapters, gradients and moments are left out; on one rank that computes in
-    bfloat16 the model's files are taken to be in it, too (`lora.hold_base_in_bfloat16`). Of the rest there is as much as at the
+    bfloat16 the model's files are taken to be in it, too (`lora.hold_base_in_bfloat16`). With `cpu_offload` none of these is on
+    the device. Of the rest there is as much as at the
     worst moment of a backward pass: at the head, in the last layer, or when FSDP sums the gradients of a layer, or of what is
     outside of layers.
 
     gathered: what FSDP gathers, in the compute dtype: what is outside of layers all the time, and two layers. Without FSDP:
         what autocast keeps cast.
     activations: `run.memory.layer_activations` of each token of a pack and each layer, in that dtype; with checkpointing the
-        hidden states alone, and one layer whole. The first rank of a pipeline has as many packs under way as there are ranks,
-        so that it keeps as much.
+        hidden states alone, of one layer if others are offloaded, and one layer whole. The first rank of a pipeline has as many
+        packs under way as there are ranks, so that it keeps as much.
     temporary: at the head `logits_chunk` tokens' logits, 12 bytes each; in a layer what its backward makes; and gradients
         before they are added or scattered, while FSDP sends them also in float32.
     """
@@ -37,10 +39,11 @@ def learner_memory(model: ModelFacts, config: RunConfig) -> dict[str, int]:
     found = []
     for share in model.shape.shares(learner.mesh):
         kept = 0 if learner.cpu_offload else share.held * TRAINED_BYTES
-        trained = 0 if learner.lora else kept
-        if _has_base_in_bfloat16(learner):
-            kept -= share.linear * (TRAINED_BYTES - dtype_bytes(learner.dtype))
-        rows = {"weights": kept, "gradients": trained, "moments": 2 * trained}
+        trained, moment = 0 if learner.lora else kept, learner.optimizer.moment_bytes / TRAINED_BYTES
+        if _shrinks_base(learner):
+            half = TRAINED_BYTES - dtype_bytes(learner.dtype)
+            kept -= share.head * half + int(share.linear * (TRAINED_BYTES - NF4_BYTES if _has_nf4(learner) else half))
+        rows = {"weights": kept, "gradients": trained, "moments": int(2 * trained * moment)}
         found.append(rows | _in_backward(model.shape, share, learner) | _beside_learner(model.shape, share, config))
     return max(found, key=lambda rows: sum(rows.values()))
 
@@ -48,7 +51,7 @@ def learner_memory(model: ModelFacts, config: RunConfig) -> dict[str, int]:
 def _in_backward(shape: Architecture, share: RankShare, learner: LearnerConfig) -> dict[str, int]:
     """Return what there is beside weights, gradients and moments at the worst moment of a backward pass."""
     size, tokens = dtype_bytes(learner.dtype), learner.tokens_per_pack // learner.mesh.context
-    ranks, sharded = learner.mesh.tensor, _is_sharded(learner)
+    ranks, sharded = learner.mesh.tensor, learner.uses_fsdp
     kept, layer = _activations(shape, learner)
     rows = -(-shape.vocabulary // ranks)
     fresh = 0 if learner.lora else size if sharded else TRAINED_BYTES  # of a gradient, before it is added or scattered
@@ -63,15 +66,23 @@ def _in_backward(shape: Architecture, share: RankShare, learner: LearnerConfig) 
     in_layer = {
         "gathered": _gathered(share, learner, layers=2),
         "activations": kept + layer,
-        "temporary": FEED_FORWARD_GRADIENTS * shape.feed_forward // ranks * tokens * size + share.layer * fresh + later,
+        "temporary": FEED_FORWARD_GRADIENTS * shape.feed_forward // ranks * tokens * size
+        + share.layer * fresh
+        + later
+        + _dequantized(shape, learner),
     }
     summing_layer = {
         "gathered": _gathered(share, learner, layers=2),
-        "activations": kept * (shape.layers - 1) // shape.layers,
+        "activations": 0 if learner.activation_offload else kept * (shape.layers - 1) // shape.layers,
         "temporary": share.layer * summed + later,
     }
     summing_rest = {"gathered": 0, "activations": 0, "temporary": share.around * summed}
     return max(at_head, in_layer, summing_layer, summing_rest, key=lambda moment: sum(moment.values()))
+
+
+def _dequantized(shape: Architecture, learner: LearnerConfig) -> int:
+    """Return the bytes of the largest matrix of a layer as it is computed with, if it is held in four bits."""
+    return shape.feed_forward * shape.hidden * dtype_bytes(learner.dtype) if _has_nf4(learner) else 0
 
 
 def _gathered(share: RankShare, learner: LearnerConfig, layers: int) -> int:
@@ -80,24 +91,26 @@ def _gathered(share: RankShare, learner: LearnerConfig, layers: int) -> int:
     Without FSDP: of what autocast keeps cast.
     """
     size = dtype_bytes(learner.dtype)
-    if _is_sharded(learner):
+    if learner.uses_fsdp:
         return (share.around + min(layers * share.layer, share.computed - share.around)) * size
-    cast = share.experts if _has_base_in_bfloat16(learner) else share.computed
+    cast = share.experts if _shrinks_base(learner) else share.computed
     return cast * size if size < TRAINED_BYTES else 0
 
 
-def _has_base_in_bfloat16(learner: LearnerConfig) -> bool:
-    return learner.lora is not None and learner.dtype == "bfloat16" and learner.mesh.world == 1
+def _shrinks_base(learner: LearnerConfig) -> bool:
+    """True if weights that adapters are added to are held in fewer bits than trained ones."""
+    low = learner.dtype == "bfloat16" or _has_nf4(learner)
+    return learner.lora is not None and low and not learner.forms_group
 
 
-def _is_sharded(learner: LearnerConfig) -> bool:
-    return learner.mesh.data * learner.mesh.context > 1
+def _has_nf4(learner: LearnerConfig) -> bool:
+    return learner.lora is not None and learner.lora.quantize == "nf4"
 
 
 def _activations(shape: Architecture, learner: LearnerConfig) -> tuple[int, int]:
     """Return the bytes that all layers keep for the backward pass, and those that a layer computes again."""
     mesh, size = learner.mesh, dtype_bytes(learner.dtype)
-    wide = size < TRAINED_BYTES and not _is_sharded(learner)
+    wide = size < TRAINED_BYTES and not learner.uses_fsdp
     tokens = learner.tokens_per_pack // mesh.context
     layer = (
         tokens
@@ -115,7 +128,8 @@ def _activations(shape: Architecture, learner: LearnerConfig) -> tuple[int, int]
     )
     if not learner.gradient_checkpointing:
         return layer * shape.layers, 0
-    return tokens * shape.hidden * shape.layers * (TRAINED_BYTES if wide else size), layer
+    kept = 1 if learner.activation_offload else shape.layers
+    return tokens * shape.hidden * kept * (TRAINED_BYTES if wide else size), layer
 
 
 def _beside_learner(shape: Architecture, share: RankShare, config: RunConfig) -> dict[str, int]:
@@ -126,7 +140,7 @@ def _beside_learner(shape: Architecture, share: RankShare, config: RunConfig) ->
         if count and parse_shared_role(config.placement.roles.get(role, "")) == "learner":
             held = share.held if mesh == config.learner.mesh else max(each.held for each in shape.shares(mesh))
             ranks = -(-count * mesh.world // config.learner.mesh.world)  # on each device
-            found[role if role == "reference" else f"{role}s"] = _copies(role, config) * held * TRAINED_BYTES * ranks
+            found[role if role == "reference" else f"{role}s"] = int(_bytes_held(role, config) * held) * ranks
     return found
 
 
@@ -139,9 +153,9 @@ def role_memory(model: ModelFacts, config: RunConfig) -> dict[str, int]:
     found = {}
     for role, mesh in config.meshes.roles.items():
         settings = config.learner_of(role)
-        held = 0 if settings.cpu_offload else _copies(role, config) * TRAINED_BYTES
+        held = 0 if settings.cpu_offload else _bytes_held(role, config)
         found[f"each {role} rank"] = max(
-            share.held * held
+            int(share.held * held)
             + (
                 sum(_in_backward(model.shape, share, settings).values())
                 if role == "critic"
@@ -152,9 +166,11 @@ def role_memory(model: ModelFacts, config: RunConfig) -> dict[str, int]:
     return found
 
 
-def _copies(role: str, config: RunConfig) -> int:
-    """Return the numbers kept per parameter: critics have a gradient and two moments, too."""
-    return 4 if role == "critic" and not config.learner.lora else 1
+def _bytes_held(role: str, config: RunConfig) -> float:
+    """Return the bytes held per parameter: of critics also those of a gradient and two moments."""
+    if role == "critic" and config.critic is not None and config.learner.lora is None:
+        return 2 * TRAINED_BYTES + 2 * config.critic.optimizer.moment_bytes
+    return TRAINED_BYTES
 
 
 def engine_memory(model: ModelFacts, config: RunConfig, device: Device) -> dict[str, int]:
@@ -187,7 +203,7 @@ def transient_memory(model: ModelFacts, config: RunConfig) -> dict[str, int]:
     save, one tensor after another is whole beside the shares, twice where ranks hold pieces of other sizes. The channel
     `device_memory` publishes from the memory of the first device.
     """
-    if config.learner.mesh.world == 1:
+    if not config.learner.forms_group:
         return {}
     whole, rows = model.shape.parameters * TRAINED_BYTES, learner_memory(model, config)
     largest = max(math.prod(weight.shape) for weight in model.shape.weights) * TRAINED_BYTES
@@ -208,7 +224,18 @@ def device_memory(model: ModelFacts, config: RunConfig, device: Device) -> dict[
     }.items():
         found |= {f"{who}: {part}": size for part, size in rows.items() if size}
         found[f"{who}, all"] = sum(rows.values())
-    return found | role_memory(model, config) | transient_memory(model, config) | {"there is": int(device.memory)}
+    found |= role_memory(model, config) | transient_memory(model, config) | {"there is": int(device.memory)}
+    return found | host_memory(model, config)
+
+
+def host_memory(model: ModelFacts, config: RunConfig) -> dict[str, int]:
+    """Return the bytes that a rank of the learner keeps in host memory instead of its device's."""
+    learner = config.learner
+    if not learner.cpu_offload:
+        return {}
+    held = max(share.held for share in model.shape.shares(learner.mesh))
+    trained = 0 if learner.lora else TRAINED_BYTES + 2 * learner.optimizer.moment_bytes
+    return {"each learner rank, in host memory": int(held * (TRAINED_BYTES + trained))}
 
 
 def find_misfits(model: ModelFacts, config: RunConfig, device: Device) -> Iterator[str]:

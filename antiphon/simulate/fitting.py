@@ -18,8 +18,8 @@ LORA_RANK = 32
 def find_changes(model: ModelFacts, load: Load, device: Device) -> list[str] | None:
     """Return changes with which a run fits on a device, none of which could be left out.
 
-    Cheap ones are tried first: recomputed activations, fewer logits at once, packs of one sequence, fewer slots, and at last
-    adapters instead of all weights.
+    Cheap ones are tried first: recomputed activations, those in host memory, fewer logits at once, packs of one sequence, fewer
+    slots, moments of 8 bits, weights and optimiser in host memory, and at last adapters instead of all weights.
 
     Args:
         model: The run's model and prompts.
@@ -58,6 +58,8 @@ def _changes(model: ModelFacts, config: RunConfig) -> Iterator[tuple[str, str]]:
     """Yield keys and values, the cheapest change first."""
     if not config.learner.gradient_checkpointing:
         yield "learner.gradient_checkpointing", "true"
+    if not config.learner.activation_offload:
+        yield "learner.activation_offload", "true"
     if config.learner.logits_chunk > FEWEST_LOGITS:
         yield "learner.logits_chunk", str(FEWEST_LOGITS)
     if (longest := model.longest(config)) < config.learner.tokens_per_pack:
@@ -66,5 +68,11 @@ def _changes(model: ModelFacts, config: RunConfig) -> Iterator[tuple[str, str]]:
     while slots >= FEWEST_SLOTS:
         yield "engine.slots", str(slots)
         slots //= 2
+    if config.learner.lora is None and config.learner.optimizer.moments == "float32":
+        yield "learner.optimizer.moments", "8bit"
+    if config.learner.lora and config.learner.lora.quantize == "none":
+        yield "learner.lora.quantize", "nf4"
+    if not config.learner.cpu_offload:
+        yield "learner.cpu_offload", "true"
     if config.learner.lora is None:
         yield "learner.lora", f"{{rank: {LORA_RANK}}}"

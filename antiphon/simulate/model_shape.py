@@ -50,7 +50,8 @@ class RankShare(NamedTuple):
     around: int  # of these, outside of layers
     layer: int  # of these, in the largest layer
     experts: int  # of these, in experts
-    linear: int  # of those held, in linear layers
+    linear: int  # of those held, in linear layers of decoder layers
+    head: int  # of those held, in a head that is not tied to the embedding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +129,8 @@ class Architecture:
                     around=around,
                     layer=max(sizes.values(), default=0),
                     experts=sum(weight.count_on_rank(mesh, gathered=True) for weight in own if weight.is_expert),
-                    linear=sum(weight.count_on_rank(mesh) for weight in own if weight.is_linear),
+                    linear=sum(weight.count_on_rank(mesh) for weight in own if weight.is_linear and weight.in_layer),
+                    head=sum(weight.count_on_rank(mesh) for weight in own if weight.is_linear and not weight.in_layer),
                 )
             )
         return found

@@ -23,6 +23,7 @@ EFFICIENCY = 0.4  # share of a device's matrix-product rate that a model reaches
 FORWARD, BACKWARD = 1, 2  # passes
 SUM_SECONDS = 1e-5  # latency of a sum over the devices of an engine; an assumption
 COPY_RATE = 5e9  # bytes a second between a GPU and unpinned host memory; an assumption
+PINNED_COPY_RATE = 25e9  # and pinned host memory; an assumption
 HANDOVER = {"shared_memory": 3.6e9, "object_store": 2.76e9, "distributed": 0.49e9}
 """Bytes a second from learner to engine on two CPU cores, which no cluster has confirmed: medians of all runs there were
 (`benchmarks/handover.py`), which lie between 2.4 and 5.1, 2.1 and 4.0, 0.3 and 0.73 GB/s."""
@@ -114,6 +115,8 @@ def _gather_seconds(shape: Architecture, config: RunConfig, device: Device) -> f
         for numbers, ranks in ((share.experts, near // mesh.expert), (share.computed - share.experts, near)):
             seconds += numbers * (2 * size + TRAINED_BYTES) * (1 - 1 / ranks) / device.rate(near * mesh.tensor)
         copies = share.held * TRAINED_BYTES * 2 * (1 - 1 / mesh.replicate) / device.rate(mesh.world // mesh.pipeline)
+        if config.learner.cpu_offload:  # both times from host memory, and gradients back to it
+            copies += share.held * TRAINED_BYTES * 3 / PINNED_COPY_RATE
         worst = max(worst, seconds + copies)
     return worst
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch import distributed
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig
@@ -116,6 +117,74 @@ def test_the_base_of_adapters_takes_half_of_the_memory(large, tmp_path):
     assert used < 1.05 * (2 * weights + 2 * embedding)
     learner.begin(AlgorithmConfig(loss="sft"), OptimizerConfig(learning_rate=1e-4), 4)
     assert np.isfinite(learner.step(lesson(0))["loss"])
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory):
+    """A model whose layers keep more than their weights take."""
+    directory = tmp_path_factory.mktemp("deep")
+    shape = {"vocab_size": 64, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 8}
+    LlamaForCausalLM(LlamaConfig(**shape, num_attention_heads=4, num_key_value_heads=2)).save_pretrained(directory)
+    return str(directory)
+
+
+def test_activations_in_host_memory_leave_room_on_the_device(deep):
+    rng = np.random.default_rng(0)
+    texts = [tuple(rng.integers(0, 64, length).astype(np.int32) for length in (512, 512)) for _ in range(2)]
+    ((pack,),) = (update.packs[0] for update in supervised_batch(texts, 2048).updates)
+    kept, gradients = [], []
+    for offloaded in (False, True):
+        how = {"gradient_checkpointing": True, "activation_offload": offloaded}
+        learner = TorchLearner(deep, LearnerConfig(device="cuda", **how), seed=0)
+        before = torch.cuda.memory_allocated()
+        hidden, _ = learner._hidden_states(pack)
+        kept.append(torch.cuda.memory_allocated() - before)
+        hidden.square().sum().backward()
+        gradients.append([parameter.grad.cpu() for parameter in learner.model.base_model.parameters()])
+        del hidden
+    assert all(map(torch.equal, *gradients))
+    of_a_layer = 2048 * 256 * 4
+    assert kept[0] >= 8 * of_a_layer and kept[1] <= kept[0] - 7 * of_a_layer
+
+
+@pytest.mark.driver
+def test_moments_of_8_bits_are_those_of_a_cpu(large):
+    learners = []
+    for device in ("cpu", "cuda"):
+        learner = TorchLearner(large, LearnerConfig(device=device), seed=0)
+        learner.begin(AlgorithmConfig(loss="sft"), OptimizerConfig(learning_rate=1e-4, moments="8bit"), 4)
+        for seed in range(3):
+            learner.step(lesson(seed))
+        learners.append(learner)
+    moments = [dict(learner._optimizer_moments()) for learner in learners]
+    for name in moments[0]:
+        ours, theirs = (own[name]["exp_avg"]().cpu() for own in reversed(moments))
+        assert relative(ours, theirs) < 0.05, name
+
+
+@pytest.mark.driver
+def test_a_quantised_base_is_that_of_a_cpu(large):
+    said = []
+    for device in ("cpu", "cuda"):
+        learner = TorchLearner(large, LearnerConfig(device=device, lora=LoraConfig(rank=2, quantize="nf4")), seed=0)
+        learner.begin(AlgorithmConfig(loss="sft"), OptimizerConfig(learning_rate=1e-3), 4)
+        said.append([learner.step(lesson(seed))["loss"] for seed in range(3)])
+    assert said[1] == pytest.approx(said[0], rel=1e-3)
+
+
+@pytest.mark.driver
+def test_an_offloaded_learner_has_little_on_the_device(large):
+    """FSDP on one rank, which NCCL is part of."""
+    learner = TorchLearner(large, LearnerConfig(device="cuda", cpu_offload=True), seed=0)
+    learner.join(0, learner.host("127.0.0.1"))
+    learner.begin(AlgorithmConfig(loss="sft"), OptimizerConfig(learning_rate=1e-4), 4)
+    other = begun(large)
+    for seed in range(2):
+        want, found = other.step(lesson(seed)), learner.step(lesson(seed))
+        assert found["loss"] == pytest.approx(want["loss"], rel=1e-2)
+    del other
+    assert not any(parameter.is_cuda for parameter in learner.model.parameters())
+    distributed.destroy_process_group()
 
 
 def test_storages_leave_the_device_and_come_back_to_their_views():

@@ -102,6 +102,13 @@ def models(tmp_path_factory):
     return saved_models(tmp_path_factory)
 
 
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """With matrices of which two ranks have pieces that are large enough to have their moments quantised."""
+    shape = SHAPE | {"hidden_size": 128, "intermediate_size": 256}
+    return saved_models(tmp_path_factory, {"wide": lambda: LlamaForCausalLM(LlamaConfig(**shape))})["wide"]
+
+
 def saved_models(tmp_path_factory, kinds=MODELS):
     torch.set_num_threads(1)
     found = {}
@@ -397,13 +404,47 @@ def test_frozen_parameters_stay_on_every_rank(bench, models, mesh):
     assert still == {name for name in before if "embed_tokens" in name or "layers.0." in name}
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("how", [{"cpu_offload": True}, {"gradient_checkpointing": True}], ids=str)
-def test_what_saves_memory_changes_nothing(bench, models, references, how):
+OFFLOADED = {"cpu_offload": True}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "how"),
+    [
+        ({}, OFFLOADED),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in [
+                ({"shard": 2}, OFFLOADED),
+                ({"tensor": 2}, OFFLOADED),
+                ({"pipeline": 2}, OFFLOADED),
+                ({"shard": 2}, {"gradient_checkpointing": True}),
+            ]
+        ),
+    ],
+    ids=str,
+)
+def test_what_saves_memory_changes_nothing(bench, models, references, tmp_path, mesh, how):
     runner, members = bench
-    ours = runner.run(trained(members, models["llama"], {"shard": 2}, **how))
+    ours = runner.run(trained(members, models["llama"], mesh, **how))
     assert apart(ours["gradient"], references["llama"]["gradient"]) <= 1e-5
     assert apart(ours["moved"], references["llama"]["moved"]) <= 1e-5
+    there, *_ = runner.run(on_mesh(members, models["llama"], mesh, "save", tmp_path, **how))
+    elsewhere, *_ = runner.run(on_mesh(members, models["llama"], {}, "restore", tmp_path))
+    for mine, theirs in zip(elsewhere, there, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("mesh", [{"shard": 2}, pytest.param({"tensor": 2}, marks=pytest.mark.long)], ids=str)
+def test_moments_of_8_bits_go_on_to_the_bit_and_come_near_on_another_mesh(bench, wide, tmp_path, mesh):
+    runner, members = bench
+    how = {"optimizer": {"moments": "8bit"}}
+    weights, held = runner.run(on_mesh(members, wide, mesh, "hold", **how))[0]
+    assert held < 0.6 * weights, "two bytes a weight, but for small ones"
+    there, *_ = runner.run(on_mesh(members, wide, mesh, "save", tmp_path, **how))
+    for on, exact in ((mesh, True), ({}, False)):
+        found, *_ = runner.run(on_mesh(members, wide, on, "restore", tmp_path, **how))
+        for mine, theirs in zip(found, there, strict=True):
+            assert mine == (theirs if exact else pytest.approx(theirs, rel=2e-3, abs=1e-4))
 
 
 @pytest.mark.long

@@ -66,12 +66,12 @@ class Workbench(Worker):
         # Of learners that a library still knows.
         self._others = {} if config.kind == "torch" else _storages()
         self.learner = LEARNERS.resolve(config.kind)(model, config, 0)
-        if config.mesh.world > 1:
+        if config.forms_group:
             self.learner.join(rank, where)
 
     def save(self, place: Path, algorithm: AlgorithmConfig, batch: TrainBatch) -> list[dict[str, float]]:
         """A checkpoint after a step and an update without one, and what the steps after it come to."""
-        self.learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3), STEPS)
+        self.learner.begin(algorithm, self._adamw(), STEPS)
         self.learner.emit = self.emit
         self.learner._update(batch.updates[0])
         self.learner._update(_empty(batch.updates[0]))
@@ -154,7 +154,7 @@ class Workbench(Worker):
 
     def restore(self, place: Path, algorithm: AlgorithmConfig, batch: TrainBatch) -> list[dict[str, float]]:
         """What the steps after a checkpoint come to."""
-        self.learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3), STEPS)
+        self.learner.begin(algorithm, self._adamw(), STEPS)
         self.learner.restore(place)
         return [self.learner._update(batch.updates[0]) for _ in range(STEPS - 1)]
 
@@ -187,6 +187,10 @@ class Workbench(Worker):
         """Bytes of all tensors that are there since the learner was opened."""
         return sum(storage.nbytes() for key, storage in _storages().items() if key not in self._others)
 
+    def _adamw(self) -> OptimizerConfig:
+        """AdamW with moments as the learner is configured."""
+        return OptimizerConfig(learning_rate=1e-3, moments=self.learner.config.optimizer.moments)
+
     def descend(self, algorithm: AlgorithmConfig, batch: TrainBatch) -> None:
         """Steps of plain descent."""
         self.learner.begin(algorithm, OptimizerConfig(), STEPS)
@@ -211,9 +215,10 @@ class Workbench(Worker):
 
     def hold(self, algorithm: AlgorithmConfig, batch: TrainBatch) -> tuple[int, int]:
         """Bytes of the weights and of the moments that this rank has after an update."""
-        self.learner.begin(algorithm, OptimizerConfig(learning_rate=1e-3), STEPS)
+        self.learner.begin(algorithm, self._adamw(), STEPS)
         self.learner._update(batch.updates[0])
-        moments = [value for state in self.learner.optimizer.state.values() for value in state.values() if value.dim()]
+        states = self.learner.optimizer.state.values()
+        moments = [value for state in states for key, value in state.items() if key.startswith("exp_avg")]
         return _bytes(list(self.learner.model.parameters())), _bytes(moments)
 
     def whole_layers(self, algorithm: AlgorithmConfig, batch: TrainBatch) -> list[int]:

@@ -72,7 +72,7 @@ def test_a_run_goes_on_with_other_ranks(project):
     ("verb", "overrides", "key"),
     [
         ("dpo", ["learner.mesh.shard=2"], "cluster.debug"),
-        ("dpo", ["learner.cpu_offload=true"], "learner.cpu_offload"),
+        ("dpo", ["learner.cpu_offload=true"], "cluster.debug"),
         ("dpo", ["placement.learner=gpus"], "placement.learner"),
         ("dpo", ["placement.teacher=cpu:1"], "placement.teacher"),
         ("distill", ["learner.kind=mine:Learner"], "learner.kind"),

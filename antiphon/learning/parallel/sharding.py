@@ -70,7 +70,7 @@ class ShardedModel(WholeModel):
         if config.mesh.tensor > 1:
             self._divide()
         self._pipeline = Pipeline(model, mesh, self.run) if config.mesh.pipeline > 1 else None
-        self._sharded = config.mesh.data * config.mesh.context > 1  # else no rank has packs or tokens of its own
+        self._sharded = config.uses_fsdp  # else no rank has packs or tokens of its own
         if self._sharded:
             self._shard(config)
         known = [(name, shapes[name], p.dtype, p.requires_grad) for name, p in model.named_parameters()]

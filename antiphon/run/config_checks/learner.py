@@ -21,6 +21,13 @@ def check_ranks(config: "RunConfig") -> Iterator[Problem]:
     """Check the learner's mesh against algorithm and cluster."""
     learner, algorithm = config.learner, config.algorithm
     yield from ((f"learner.{key}", message) for key, message in learner.problems())
+    for at, phase in (("critic", config.critic), ("sft", config.sft)):
+        found = (
+            phase.optimizer.incompatibilities(config.learner_of("critic" if at == "critic" else "learner").kind)
+            if phase
+            else ()
+        )
+        yield from ((f"{at}.optimizer.{key}", message) for key, message in found)
     if config.engine.routed_experts and learner.kind == "megatron":
         yield "engine.routed_experts", "needs learner.kind: torch; the megatron learner cannot replay experts"
     if algorithm.expert_balance and learner.kind in OPTIONS:
@@ -28,12 +35,10 @@ def check_ranks(config: "RunConfig") -> Iterator[Problem]:
             "algorithm.expert_balance",
             f"needs learner.kind: torch, not {learner.kind!r}",
         )
-    if config.cluster.debug and learner.kind == "megatron":
-        yield "cluster.debug", "cannot be combined with learner.kind: megatron, which needs a process of its own"
+    if config.cluster.debug:
+        yield from learner.debug_problems()
     if learner.mesh.world == 1:
         return
-    if config.cluster.debug:
-        yield "cluster.debug", f"cannot be combined with learner.mesh: its {learner.mesh.world} ranks are processes"
     if algorithm.rhythm.reads_attention and learner.mesh.world > learner.mesh.data and learner.kind in OPTIONS:
         yield (
             "learner.mesh",

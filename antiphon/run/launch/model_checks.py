@@ -54,9 +54,9 @@ def check_layers(model: Path, learner: LearnerConfig, key: str = "learner.mesh")
 
 def check_shares(model: Path, learner: LearnerConfig, key: str = "learner.mesh") -> None:
     """Raise `ConfigError` unless each rank of a mesh can read its share of the weights (`learning.model.loading`)."""
-    if learner.mesh.world > 1 and learner.kind not in OPTIONS and not any(model.glob("*.safetensors")):
+    if learner.forms_group and learner.kind not in OPTIONS and not any(model.glob("*.safetensors")):
         raise ConfigError(
-            f"the model at {model} has no *.safetensors, of which each of {learner.mesh.world} ranks reads its "
+            f"the model at {model} has no *.safetensors, of which each rank of the learner reads its "
             "share; transformers' save_pretrained writes them",
             key=key,
         )

@@ -195,7 +195,7 @@ class _RankLauncher:
             for rank in range(ranks)
         ]
         self.workers.extend(members)
-        if ranks == 1:
+        if not settings.forms_group:
             return WorkerLearner(members[0])
         group = RankGroup(members, settings.mesh)
         self._meetings.append(group.rendezvous(config.weights.host))

@@ -2,12 +2,13 @@
 
 from contextlib import suppress
 
+import bitsandbytes
 import numpy as np
 import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core.errors import ConfigError, DataError, WeightsError
@@ -15,6 +16,7 @@ from antiphon.engines.native.weights import copy_weights
 from antiphon.learning.config import CriticConfig, LearnerConfig, LoraConfig, OptimizerConfig
 from antiphon.learning.data_samples import supervised_batch
 from antiphon.learning.learner import SAVED
+from antiphon.learning.model import lora
 from antiphon.learning.objectives.critic import CriticLearner
 from antiphon.learning.packing import pack_samples
 from antiphon.weights.base import TransferContext
@@ -191,3 +193,68 @@ def test_a_base_in_half_of_the_memory_changes_no_result(model, rounded, tmp_path
 
 def test_a_base_that_bfloat16_would_round_stays_as_it_is(model_directories):
     assert linear_dtypes(make_learner(model_directories["llama"], lora=LORA, dtype="bfloat16").model) == {torch.float32}
+
+
+# --- a base of four bits -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """A model whose matrices fill blocks of 64, with a head of its own."""
+    torch.manual_seed(7)
+    directory = tmp_path_factory.mktemp("wide")
+    LlamaForCausalLM(LlamaConfig(**SHAPE | {"hidden_size": 64, "intermediate_size": 128})).save_pretrained(directory)
+    return directory
+
+
+def test_a_quantised_base_takes_half_a_byte_and_comes_near(wide):
+    plain, quantised = trained(wide, steps=0), trained(wide, steps=0, quantize="nf4")
+    before, after = (dict(learner.model.named_parameters()) for learner in (plain, quantised))
+    packed = [name for name in after if lora.is_quantized(quantised.model, name)]
+    assert len(packed) == 2 * 7 and all(after[name].nbytes * 2 == before[name].numel() for name in packed)
+    for ours, theirs in zip(quantised.predict(packs()), plain.predict(packs()), strict=True):
+        assert 1e-4 < np.abs(ours - theirs).max() < 0.2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_its_gradient_is_that_of_the_weights_that_it_stands_for(wide, dtype, tmp_path):
+    """A model with these weights in its files learns the same, without quantisation."""
+    quantised = make_learner(wide, dtype=dtype, lora=LORA.model_copy(update={"quantize": "nf4"}))
+    state = AutoModelForCausalLM.from_pretrained(wide)
+    for name, tensor in quantised.model.named_parameters():
+        if lora.is_quantized(quantised.model, name):
+            state.get_parameter(lora.base_name(name)).data = bitsandbytes.functional.dequantize_4bit(
+                tensor, tensor.quant_state
+            )
+    state.save_pretrained(tmp_path)
+    plain = make_learner(tmp_path, dtype=dtype, lora=LORA)
+    found = []
+    for learner in (quantised, plain):
+        learner.begin(AlgorithmConfig(loss="sft"), OptimizerConfig(learning_rate=1e-2), 9)
+        found.append([learner.step(supervised_batch(examples(), 100))["loss"] for _ in range(5)])
+    assert found[0] == pytest.approx(found[1], rel=1e-5 if dtype == "float32" else 1e-2)
+    assert found[0][-1] < found[0][0] - 0.1
+
+
+def test_its_checkpoint_has_the_weights_of_the_files(wide, tmp_path):
+    """Engines have these, too: they are not quantised."""
+    learner = trained(wide, quantize="nf4")
+    place = saved(learner, tmp_path / "step")
+    base = AutoModelForCausalLM.from_pretrained(wide)
+    adapted = PeftModel.from_pretrained(base, place / "adapter")
+    loaded = AutoModelForCausalLM.from_pretrained(place)
+    for pack in packs():
+        np.testing.assert_allclose(_said(pack, loaded), _said(pack, adapted), atol=2e-5)
+    other = trained(wide, steps=0, quantize="nf4")
+    other.restore(place)
+    for ours, theirs in zip(learner.predict(packs()), other.predict(packs()), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_quantised_base_leaves_the_device_and_comes_back(wide):
+    learner = trained(wide, quantize="nf4")
+    before = learner.predict(packs())
+    learner.offload()
+    learner.reload()
+    for ours, theirs in zip(learner.predict(packs()), before, strict=True):
+        np.testing.assert_array_equal(ours, theirs)

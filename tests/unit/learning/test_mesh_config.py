@@ -131,8 +131,8 @@ def test_experts_are_counted_whatever_they_are_called(name):
         ({"mesh": {"shard": 3, "expert": 2}}, "mesh.expert"),
         ({"mesh": {"pipeline_chunks": 2}}, "mesh.pipeline_chunks"),
         ({"mesh": {"context_attention": "keys"}}, "mesh.context_attention"),
-        ({"cpu_offload": True}, "cpu_offload"),
         ({"kind": "deepspeed"}, "mesh.shard"),
+        ({"kind": "deepspeed", "mesh": {"shard": 2}, "optimizer": {"moments": "8bit"}}, "optimizer.moments"),
         *(
             ({"kind": "deepspeed", "mesh": {"shard": 2, axis: 2}}, f"mesh.{axis}")
             for axis in ("replicate", "context", "tensor", "pipeline", "expert")
@@ -161,6 +161,7 @@ def test_missing_backend_names_its_extra():
     [
         ({"lora": {}}, "lora"),
         ({"cpu_offload": True, "mesh": {"shard": 2}}, "cpu_offload"),
+        ({"optimizer": {"moments": "8bit"}}, "optimizer.moments"),
         ({"mesh": {"replicate": 2}}, "mesh.replicate"),
         ({"mesh": {"context": 2, "shard": 2, "expert": 2}}, "mesh.context"),
         ({"mesh": {"pipeline": 2, "pipeline_chunks": 2}}, "mesh.pipeline_chunks"),

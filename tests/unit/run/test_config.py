@@ -424,7 +424,7 @@ def test_a_critic_is_torchs_on_meshes_of_no_other_kind(file):
     zero = ["learner.kind=deepspeed", "learner.options.stage=1", "learner.mesh.shard=2", "learner.cpu_offload=true"]
     config = load(file, [*PPO, *zero, "meshes.critic={tensor: 2}"], model=RunConfig)
     critic = config.learner_of("critic")
-    assert (critic.kind, critic.mesh.tensor, critic.mesh.shard, critic.cpu_offload) == ("torch", 2, 1, False)
+    assert (critic.kind, critic.mesh.tensor, critic.mesh.shard, critic.cpu_offload) == ("torch", 2, 1, True)
     assert config.learner_of("reference") == config.learner
     assert load(file, [*PPO, *zero, "meshes.critic={}"], model=RunConfig).learner_of("critic").kind == "torch"
     own = load(file, [*PPO, *zero, "meshes.critic={shard: 3}"], model=RunConfig).learner_of("critic")
