@@ -113,7 +113,6 @@ class SimulatedEngine:
 
     def _make_partial(self, generation: SimulatedGeneration) -> Completion:
         sequence = generation.sequence
-        assert sequence is not None
         return sequence.make_completion(self._batch.count_tokens(sequence), FinishReason.ABORT)
 
     # --- faults and pace -----------------------------------------------------------------------------------------------

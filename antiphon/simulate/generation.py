@@ -34,7 +34,7 @@ class SimulatedGeneration:
         self.request = request
         self.queued = loop.time()
         self.began = 0.0
-        self.sequence: Sequence | None = None  # set by the engine, until the request has its completion
+        self.sequence: Sequence  # set by the engine, until the request has its completion
         self._partial = partial
         self._abort = abort
         self._completion: asyncio.Future[Completion] = loop.create_future()
@@ -56,7 +56,7 @@ class SimulatedGeneration:
 
     def partial(self) -> Completion:
         """Return the tokens so far."""
-        return self._partial(self) if self.sequence is not None else self._completion.result()
+        return self._partial(self) if hasattr(self, "sequence") else self._completion.result()
 
     def abort(self) -> None:
         """End the request with the tokens so far."""
@@ -67,7 +67,7 @@ class SimulatedGeneration:
         """Set the completion, and forget the sequence, so that both are freed without a search for cycles."""
         succeed(self._completion, completion)
         if not self._completion.cancelled():
-            self.sequence = None
+            del self.sequence
 
     def fail(self, error: AntiphonError) -> None:
         """Set the error that ended the request."""
