@@ -28,6 +28,7 @@ from antiphon.learning.model.hf_checkpoint import (
     write_weights,
 )
 from antiphon.learning.model.loading import Checkpoint
+from antiphon.learning.model.quantized_base import is_quantized
 from antiphon.learning.model_worker import ModelWorker
 from antiphon.record.checkpoint import TRAINING_STATE, convert_save_errors
 from antiphon.weights.manifest import TensorSpec
@@ -92,7 +93,7 @@ class CheckpointedLearner(ModelWorker):
 
     def _untrained(self, name: str, tensor: TensorSpec) -> torch.Tensor:
         """Return a tensor that is not trained: a quantised one as it was before, which is what engines have."""
-        quantized = lora.is_quantized(self.model, name)
+        quantized = is_quantized(self.model, name)
         return _in_single_precision(self._base_files[lora.base_name(name)] if quantized else tensor.detach().cpu())
 
     @cached_property

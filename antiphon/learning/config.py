@@ -60,8 +60,8 @@ class LoraConfig(Config):
     targets: tuple[str, ...] = ()
     """Names of the linear layers that get an adapter, such as q_proj; empty means all."""
     quantize: Literal["none", "nf4"] = "none"
-    """`nf4` holds the frozen weights of the linear layers in four bits (QLoRA), and needs bitsandbytes. Engines and checkpoints
-    have these weights as they are in the model's files."""
+    """`nf4` holds the frozen weights of the linear layers in four bits (QLoRA), and needs bitsandbytes. A run begins
+    with a copy of the model that is rounded so, and engines and checkpoints have it, too."""
 
     @property
     def scale(self) -> float:

@@ -24,6 +24,7 @@ from antiphon.learning.model.attention import PACKED_ATTENTION as PACKED_ATTENTI
 from antiphon.learning.model.loading import Checkpoint, resolve_device
 from antiphon.learning.model.memory_efficient_layers import use_memory_efficient_layers
 from antiphon.learning.model.pack_layout import PackLayout, loss_sequences, previous_tokens
+from antiphon.learning.model.quantized_base import hold_base_in_nf4
 from antiphon.learning.parallel.sharding import ShardedModel
 from antiphon.learning.parallel.whole_model import WholeModel
 from antiphon.weights.rendezvous import open_store
@@ -133,7 +134,7 @@ class ModelWorker(Worker):
         if self.config.dtype == "bfloat16":
             lora.hold_base_in_bfloat16(self.model)
         if self.config.lora is not None and self.config.lora.quantize == "nf4":
-            lora.hold_base_in_nf4(self.model, self.device)
+            hold_base_in_nf4(self.model, self.device)
         self.model.to(self.device)
 
     @property

@@ -50,7 +50,7 @@ from antiphon.run.commands import INTERRUPTED, resume_after_deaths, run_to_exit_
 from antiphon.run.config_changes import check_same
 from antiphon.run.dtypes import AUTO, choose_dtype
 from antiphon.run.launch.model_checks import check_model, check_tokenizers
-from antiphon.run.launch.model_directory import model_directory
+from antiphon.run.launch.model_directory import model_directory, round_base
 from antiphon.run.placement import check_ranks_apart
 from antiphon.run.supervision import StopSignal, name_step_in_errors, run_supervised
 from antiphon.tasks.prompts import load_examples
@@ -313,6 +313,7 @@ async def _built(config: OfflineConfig, group: MakeGroup, overwrite: bool, resum
         made = directory.path / "initial_model"
         template = config.model.chat_template
         model = await model_directory(cluster, config.model.path, made, config.seed, chat_template=template)
+        model = await round_base(cluster, model, made, config.learner)
         await check_model(cluster, model, config.learner)
         placement = await _place(cluster, config)
         renderer = Renderer(model)

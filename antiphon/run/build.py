@@ -22,7 +22,7 @@ from antiphon.run.dtypes import choose_dtypes, keep_dtypes
 from antiphon.run.launch.context import LaunchContext, open_cluster
 from antiphon.run.launch.graders import Judges, start_graders, start_judges
 from antiphon.run.launch.model_checks import check_installed, check_model
-from antiphon.run.launch.model_directory import model_directory
+from antiphon.run.launch.model_directory import model_directory, round_base
 from antiphon.run.launch.models import start_training
 from antiphon.run.launch.record import RunRecord, open_record
 from antiphon.run.launch.roles import start_roles
@@ -107,10 +107,11 @@ async def _prepare_model(cluster: Cluster, directory: RunDirectory, config: RunC
     """Return the directory of the model that training begins with, after a check that it can be trained."""
     built_model = directory.built_model
     if built_model.is_dir():
-        path, template = str(built_model), ""
+        model = await model_directory(cluster, str(built_model), built_model, config.seed)
     else:
-        path, template = config.model.path, config.model.chat_template
-    model = await model_directory(cluster, path, built_model, config.seed, chat_template=template)
+        template = config.model.chat_template
+        model = await model_directory(cluster, config.model.path, built_model, config.seed, chat_template=template)
+        model = await round_base(cluster, model, built_model, config.learner)
     await check_model(cluster, model, config.learner)
     return model
 

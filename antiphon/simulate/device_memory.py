@@ -14,7 +14,7 @@ from antiphon.simulate.model_shape import Architecture, RankShare
 
 PREALLOCATED_SHARE = 0.9  # of a device, for engines that preallocate: vLLM's gpu_memory_utilization
 FEED_FORWARD_GRADIENTS = 4  # tensors as large as a feed-forward layer's inside that its backward pass has at once
-NF4_BYTES = 1 / 2 + 1 / 64 + 4 / (64 * 256)  # of a weight: its bits, its block's scale, and the scale of 256 of these
+NF4_BYTES = 1 / 2 + 4 / 64  # of a weight: its bits, and the scale of its block
 OTHER_ROLES = ("reference", "critic", "teacher")
 
 

@@ -169,11 +169,12 @@ def test_fine_tuning_alone_needs_nothing_beside_the_model(project):
     assert load(project.folder / "runs" / "run" / "config.yaml", model=RunConfig).critic is None
 
 
-def test_adapters_in_a_whole_run(project):
+@pytest.mark.parametrize("quantize", ["none", "nf4"])
+def test_adapters_in_a_whole_run(project, quantize):
     """Engines say what the learner says; the reference is the model without them; what is kept is a model directory."""
     given = sections(project, "grpo", kl={"coefficient": 0.1})
     given["rollout"]["async_ratio"] = 0
-    learner = {"lora": {"rank": 4}, "optimizer": {"learning_rate": 1e-2}}
+    learner = {"lora": {"rank": 4, "quantize": quantize}, "optimizer": {"learning_rate": 1e-2}}
     assert train(project, "steps=3", **given, learner=learner, checkpoint={"every": 1}) == 0
     steps = project.metrics()
     assert all(abs(step["learner/mismatch_kl"]) < 1e-6 for step in steps)

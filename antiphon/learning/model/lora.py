@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from antiphon.core.errors import ConfigError, UnsupportedError
-from antiphon.core.optional_packages import how_to_install, import_optional
+from antiphon.core.optional_packages import how_to_install
 from antiphon.learning.config import LoraConfig
 from antiphon.weights.adapters import merge_adapter
 
@@ -62,36 +62,13 @@ def hold_base_in_bfloat16(model: PreTrainedModel) -> None:
     Under autocast matrix products round them to bfloat16 anyway, so all results stay the same. An embedding stays as it is, and
     so does a head that is tied to it: what an embedding yields is not rounded.
     """
-    for _, module in _frozen_linears(model):
+    for _, module in frozen_linears(model):
         rounded = module.weight.detach().to(torch.bfloat16)
         if bool((rounded == module.weight).all()):
             module.weight.data = rounded
 
 
-def hold_base_in_nf4(model: PreTrainedModel, device: torch.device) -> None:
-    """Hold the frozen weights of linear layers in NF4 on a device: four bits each, and a scale for each block of 64.
-
-    A head stays as it is: log-probs are computed from its rows.
-
-    Source: Dettmers et al. 2023, "QLoRA: efficient finetuning of quantized LLMs".
-    """
-    layers = import_optional("bitsandbytes", "learner.lora.quantize: nf4").nn
-    head = model.get_output_embeddings()
-    for name, module in [*_frozen_linears(model)]:
-        if module is not head:
-            held = layers.Linear4bit(module.in_features, module.out_features, device="meta", quant_type="nf4")
-            held.weight = layers.Params4bit(module.weight.detach(), quant_type="nf4", module=held)
-            held.bias = module.bias
-            model.set_submodule(name, held.to(device))  # which quantises it
-
-
-def is_quantized(model: PreTrainedModel, name: str) -> bool:
-    """Return True for the name of a weight that `hold_base_in_nf4` has quantised."""
-    module, _, own = name.rpartition(".")
-    return hasattr(getattr(model.get_submodule(module), own), "quant_state")
-
-
-def _frozen_linears(model: PreTrainedModel) -> Iterator[tuple[str, torch.nn.Linear]]:
+def frozen_linears(model: PreTrainedModel) -> Iterator[tuple[str, torch.nn.Linear]]:
     """Yield the linear layers whose weights are not trained, without those that share theirs with an embedding."""
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     for name, module in model.named_modules():

@@ -10,6 +10,7 @@ from antiphon.core.objects import stays_here
 from antiphon.core.registry import import_path
 from antiphon.core.types import Message
 from antiphon.core.workers import Worker
+from antiphon.learning.config import LearnerConfig
 from antiphon.record.run_dir import link_or_copy
 from antiphon.run.model_files import check_model_path, check_weights
 from antiphon.tasks.rendering import Renderer
@@ -24,6 +25,29 @@ class ModelBuilder(Worker):
     def build(self, path: str, target: Path, seed: int) -> None:
         """Call package.module:function with (target, seed)."""
         import_path(path, "model")(target, seed)
+
+    def round_base(self, path: str, target: Path) -> None:
+        """Write the model that adapters are added to with `learner.lora.quantize`; the directory is whole, or not there."""
+        from antiphon.learning.model.quantized_base import round_base_to_nf4
+
+        partial = target.with_name(f"{target.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        round_base_to_nf4(path, partial)
+        shutil.rmtree(target, ignore_errors=True)  # which may be where the model was
+        partial.rename(target)
+
+
+async def round_base(cluster: Cluster, model: Path, target: Path, learner: LearnerConfig) -> Path:
+    """Return the directory of the model that all parts of a run begin with: with `learner.lora.quantize` a rounded copy.
+
+    Engines and checkpoints then have the weights that the learner's adapters are added to.
+    """
+    if learner.lora is None or learner.lora.quantize == "none":
+        return model
+    builder = cluster.spawn("model", f"{__name__}:{ModelBuilder.__name__}")
+    await builder.call("round_base", str(model), target)
+    await builder.close()
+    return target
 
 
 async def model_directory(

@@ -17,6 +17,7 @@ from antiphon.learning.config import CriticConfig, LearnerConfig, LoraConfig, Op
 from antiphon.learning.data_samples import supervised_batch
 from antiphon.learning.learner import SAVED
 from antiphon.learning.model import lora
+from antiphon.learning.model.quantized_base import is_quantized, round_base_to_nf4
 from antiphon.learning.objectives.critic import CriticLearner
 from antiphon.learning.packing import pack_samples
 from antiphon.weights.base import TransferContext
@@ -210,7 +211,7 @@ def wide(tmp_path_factory):
 def test_a_quantised_base_takes_half_a_byte_and_comes_near(wide):
     plain, quantised = trained(wide, steps=0), trained(wide, steps=0, quantize="nf4")
     before, after = (dict(learner.model.named_parameters()) for learner in (plain, quantised))
-    packed = [name for name in after if lora.is_quantized(quantised.model, name)]
+    packed = [name for name in after if is_quantized(quantised.model, name)]
     assert len(packed) == 2 * 7 and all(after[name].nbytes * 2 == before[name].numel() for name in packed)
     for ours, theirs in zip(quantised.predict(packs()), plain.predict(packs()), strict=True):
         assert 1e-4 < np.abs(ours - theirs).max() < 0.2
@@ -222,7 +223,7 @@ def test_its_gradient_is_that_of_the_weights_that_it_stands_for(wide, dtype, tmp
     quantised = make_learner(wide, dtype=dtype, lora=LORA.model_copy(update={"quantize": "nf4"}))
     state = AutoModelForCausalLM.from_pretrained(wide)
     for name, tensor in quantised.model.named_parameters():
-        if lora.is_quantized(quantised.model, name):
+        if is_quantized(quantised.model, name):
             state.get_parameter(lora.base_name(name)).data = bitsandbytes.functional.dequantize_4bit(
                 tensor, tensor.quant_state
             )
@@ -249,6 +250,23 @@ def test_its_checkpoint_has_the_weights_of_the_files(wide, tmp_path):
     other.restore(place)
     for ours, theirs in zip(learner.predict(packs()), other.predict(packs()), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_rounded_base_stays_what_it_is(wide, dtype, tmp_path):
+    """So that engines, which load the rounded files, sample from the model that is trained."""
+    AutoModelForCausalLM.from_pretrained(wide).to(getattr(torch, dtype)).save_pretrained(tmp_path / "files")
+    round_base_to_nf4(str(tmp_path / "files"), tmp_path / "rounded")
+    files, rounded = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype="auto") for name in ("files", "rounded")
+    )
+    apart = [not torch.equal(a, b) for a, b in zip(files.parameters(), rounded.parameters(), strict=True)]
+    assert rounded.dtype == getattr(torch, dtype) and sum(apart) == 2 * 7
+    learner = make_learner(tmp_path / "rounded", dtype=dtype, lora=LORA.model_copy(update={"quantize": "nf4"}))
+    for name, weight in learner.model.named_parameters():
+        if is_quantized(learner.model, name):
+            held = bitsandbytes.functional.dequantize_4bit(weight, weight.quant_state)
+            assert torch.equal(held.to(rounded.dtype), rounded.get_parameter(lora.base_name(name)))
 
 
 def test_a_quantised_base_leaves_the_device_and_comes_back(wide):
