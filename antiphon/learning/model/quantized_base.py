@@ -34,12 +34,12 @@ def hold_base_in_nf4(model: PreTrainedModel, device: torch.device) -> None:
 def round_base_to_nf4(path: str, target: Path) -> None:
     """Write a model whose weights `hold_base_in_nf4` will not change, with its tokenizer, into a new directory.
 
-    Weights keep the dtype of the files. Of what this dtype rounds, a second time makes a fixed point.
+    Weights keep the dtype of the files. A block's scale is its largest weight, so this dtype has it, and rounding keeps it.
     """
     functional = _import_bitsandbytes().functional
     model = AutoModelForCausalLM.from_pretrained(path, dtype="auto").requires_grad_(False)
     for _, module in frozen_linears(model):
-        for _ in range(2 if module is not model.get_output_embeddings() else 0):
+        if module is not model.get_output_embeddings():
             packed, state = functional.quantize_4bit(module.weight.float(), **NF4)
             module.weight.copy_(functional.dequantize_4bit(packed, state))
     model.save_pretrained(target)
