@@ -120,20 +120,17 @@ def _digest(model: Any) -> str:
     return found.hexdigest()
 
 
-def serve(role: str, number: int, folder: Path) -> None:
-    """Be a rank or an engine: answer each command on a line of its own."""
-    torch.set_num_threads(1)
-    part: Any = (Rank if role == "rank" else Engine)(number, folder)
+def serve(part: Any) -> None:
+    """Answer each command with a method of `part`, on a line of its own."""
     for line in sys.stdin:
         command, *arguments = json.loads(line)
         print(json.dumps(getattr(part, command)(*arguments)), flush=True)
 
 
 class Part:
-    """A rank or an engine, in its process."""
+    """A rank or an engine, in a process that calls `serve`."""
 
-    def __init__(self, role: str, number: int, folder: Path) -> None:
-        command = [sys.executable, __file__, role, f"{number}", str(folder)]
+    def __init__(self, *command: str) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -169,8 +166,9 @@ def compare_layouts(meshes: Sequence[tuple[str, dict[str, int]]] = MESHES) -> tu
         random_model(TINY_QWEN3).float().save_pretrained(folder / "dense")
         mixture = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
         Qwen3MoeForCausalLM(Qwen3MoeConfig(**TINY_QWEN3 | mixture)).save_pretrained(folder / "mixture")
-        ranks = [Part("rank", number, folder) for number in range(RANKS)]
-        engines = [Part("engine", number, folder) for number in range(ENGINES)]
+        python = sys.executable, __file__
+        ranks = [Part(*python, "rank", f"{number}", str(folder)) for number in range(RANKS)]
+        engines = [Part(*python, "engine", f"{number}", str(folder)) for number in range(ENGINES)]
         for part in (*ranks, *engines):
             stack.callback(part.process.kill)
         for kind, mesh in meshes:
@@ -195,4 +193,5 @@ def _differences(learner: list[Part], engines: list[Part], model: str, mesh: str
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
+    torch.set_num_threads(1)
+    serve((Rank if sys.argv[1] == "rank" else Engine)(int(sys.argv[2]), Path(sys.argv[3])))

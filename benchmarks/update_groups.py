@@ -26,11 +26,10 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from typing import IO, Any
 
 import torch
 from _common import TINY_QWEN3, random_model, smollm2, table, write_result
-from _layouts import MESHES, compare_layouts
+from _layouts import MESHES, Part, ask, compare_layouts, serve
 from transformers import AutoModelForCausalLM
 
 from antiphon.algorithms.config import AlgorithmConfig
@@ -47,16 +46,6 @@ NETWORK = "10.203.77"  # .1 to .4 are the ranks, .9 is the engine
 SENDERS = ("first", "all")
 CHANNEL = "distributed"
 UPDATE = "update.pickle"
-
-
-def serve(role: str, number: int, model: str, folder: Path) -> None:
-    """Be a rank, or the engine: answer each command on a line of its own."""
-    torch.set_num_threads(1)
-    part: Any = Rank(number, model, folder) if role == "rank" else Engine(model, folder)
-    print("ready", flush=True)
-    for line in sys.stdin:
-        command, *arguments = line.split()
-        print(getattr(part, command)(*arguments), flush=True)
 
 
 class Rank:
@@ -114,35 +103,6 @@ class Engine:
         return found.hexdigest()
 
 
-class Process:
-    """A part in its network namespace."""
-
-    def __init__(self, name: str, *arguments: str) -> None:
-        command = ["ip", "netns", "exec", name, sys.executable, __file__, "--serve", *arguments]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._to: IO[str] = self._process.stdin
-        self._from: IO[str] = self._process.stdout
-
-    def tell(self, *command: str) -> None:
-        """Send a command."""
-        print(*command, file=self._to, flush=True)
-
-    def hear(self) -> str:
-        """Return the answer to the first command that has none."""
-        if not (line := self._from.readline()):
-            sys.exit(f"{self._process.args} ended")
-        return line.strip()
-
-    def stop(self) -> None:
-        """End the process."""
-        self._process.kill()
-        self._process.wait()
-
-
 def run(*command: str) -> None:
     """Run a command of the system."""
     subprocess.run(command, check=True)
@@ -183,17 +143,16 @@ def measure(model: str, rounds: int, rates: tuple[int, ...]) -> tuple[dict[tuple
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         addresses = {name: f"{NETWORK}.{number}" for number, name in enumerate(ranks, 1)}
         make_network(stack, addresses | {engine_name: f"{NETWORK}.9"})
-        learner = [Process(name, "rank", f"{number}", model, folder) for number, name in enumerate(ranks)]
-        engine = Process(engine_name, "engine", "0", model, folder)
-        for each in (*learner, engine):
-            stack.callback(each.stop)
-            each.hear()
 
-        def ask(parts: list[Process], *command: str) -> list[str]:
-            for part in parts:
-                part.tell(*command)
-            return [part.hear() for part in parts]
+        def start(name: str, role: str, number: int) -> Part:
+            inside = "ip", "netns", "exec", name, sys.executable, __file__
+            part = Part(*inside, "--serve", role, f"{number}", model, folder)
+            stack.callback(part.process.wait)
+            stack.callback(part.process.kill)
+            return part
 
+        learner = [start(name, "rank", number) for number, name in enumerate(ranks)]
+        engine = start(engine_name, "engine", 0)
         (where,) = ask(learner[:1], "host")
         ask(learner, "join", where)
         for version in range(1, rounds + 2):
@@ -225,7 +184,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.serve:
         role, number, model, folder = options.serve
-        serve(role, int(number), model, Path(folder))
+        torch.set_num_threads(1)
+        serve(Rank(int(number), model, Path(folder)) if role == "rank" else Engine(model, Path(folder)))
         return
     layouts, wrong = compare_layouts(MESHES[1:2] if options.tiny else MESHES)
     with tempfile.TemporaryDirectory() as scratch:
