@@ -30,7 +30,8 @@ class ModelConfig(Config):
     """The model that is trained."""
 
     path: str
-    """A directory or Hugging Face id; or package.module:function, called with (directory, seed) to write one there."""
+    """A directory, a Hugging Face id, or modelscope:OWNER/NAME; or package.module:function, called with (directory, seed) to
+    write one there."""
     chat_template: str = ""
     """A file with a chat template in Jinja, which replaces the model's in the run and in its checkpoints. Empty: the model's
     own."""

@@ -6,11 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.core.errors import DataError
+from antiphon.core.modelscope import modelscope_id
 from antiphon.weights.checkpoint_files import list_weight_files
+
+A_MODEL = "a directory, a Hugging Face id, or modelscope:OWNER/NAME"  # of paths that may not be functions
+
+
+def is_function(path: str) -> bool:
+    """Return True if the path of a model is package.module:function, which writes one."""
+    return ":" in path and not modelscope_id(path)
 
 
 def check_model_path(path: str) -> None:
-    """Raise `DataError` unless `path` is an existing directory, a Hugging Face id, or package.module:function."""
+    """Raise `DataError` unless `path` is an existing directory, an id of a hub, or package.module:function."""
     if ":" in path or Path(path).is_dir():
         return
     parts = path.split("/")

@@ -15,10 +15,10 @@ class PromptsConfig(Config):
     """A source of prompts."""
 
     source: str
-    """`jsonl`, `parquet`, `csv`, `arrow`, `text`, `huggingface`, `reasoning_gym`, `mini_swe`, or package.module:function that
-    yields prompts."""
+    """`jsonl`, `parquet`, `csv`, `arrow`, `text`, `huggingface`, `modelscope`, `reasoning_gym`, `mini_swe`, or
+    package.module:function that yields prompts."""
     path: str = ""
-    """File, Hugging Face id, or reasoning-gym dataset name."""
+    """File, id of a hub, or reasoning-gym dataset name."""
     split: str = "train"
     """Split of the source, such as train, validation or test."""
     prompt_column: str = "prompt"

@@ -21,7 +21,7 @@ SOURCES = Registry(
     "prompt source",
     {
         name: f"antiphon.tasks.sources:{name}"
-        for name in ("jsonl", "parquet", "csv", "arrow", "text", "huggingface", "reasoning_gym")
+        for name in ("jsonl", "parquet", "csv", "arrow", "text", "huggingface", "modelscope", "reasoning_gym")
     }
     | {"tools": "antiphon.tasks.environments.tools.problems:tool_problems"},
     group="antiphon.prompt_sources",

@@ -15,6 +15,7 @@ from typing import Any
 
 from antiphon.core.errors import ConfigError, DataError
 from antiphon.core.fingerprint import digest_parts
+from antiphon.core.modelscope import download, modelscope_id
 from antiphon.core.optional_packages import import_optional
 from antiphon.tasks.splits import check_split, split_of
 
@@ -170,6 +171,14 @@ def huggingface(split: str, path: str = "", **options: Any) -> Iterator[Row]:
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise DataError(f"dataset {path!r}, split {split!r}: {_first_line(error)}", path=path) from error
     yield from rows
+
+
+def modelscope(split: str, path: str = "", **options: Any) -> Iterator[Row]:
+    """Yield the rows of a dataset of ModelScope, OWNER/NAME; `options` go to `datasets.load_dataset`."""
+    if not modelscope_id(f"modelscope:{path}"):
+        message = f"{path!r} is not the name of a dataset of ModelScope, OWNER/NAME"
+        raise ConfigError(message, key="path", value=path)
+    yield from huggingface(split, str(download(path, "dataset")), **options)
 
 
 def reasoning_gym(split: str, path: str = "", size: int = 1000, seed: int = 0, **config: Any) -> Iterator[Row]:

@@ -26,6 +26,7 @@ from antiphon.core.types import (
 from antiphon.engines.base import ENGINES
 from antiphon.engines.config import SERVER_KINDS
 from antiphon.run.config_checks.common import Problem, iterate_engines
+from antiphon.run.model_files import A_MODEL, is_function
 
 if TYPE_CHECKING:
     from antiphon.run.config import RunConfig
@@ -156,8 +157,8 @@ def check_critics(config: "RunConfig", *, needs_known: bool = False) -> Iterator
         return
     if VALUES not in algorithm.required_streams and (needs_known or not has_user_functions(config)):
         yield "critic", f"no part of algorithm {algorithm.recipe!r} reads the values of a critic: leave it out"
-    if ":" in critic.path:
-        yield "critic.path", f"{critic.path!r} must be a directory or a Hugging Face id"
+    if is_function(critic.path):
+        yield "critic.path", f"{critic.path!r} must be {A_MODEL}"
     if critic.disjoint and critic.count > config.rollout.group_size:
         yield (
             "critic.count",
@@ -262,7 +263,7 @@ def check_teachers(config: "RunConfig", *, needs_known: bool = False) -> Iterato
         yield "algorithm.teacher_coefficient", "is 0, so the log-probs of the teachers are not used: set it above 0"
     names = {task.name for task in config.tasks if not task.route}
     for index, teacher in enumerate(config.teachers):
-        if ":" in teacher.path:
-            yield f"teachers.{index}.path", f"{teacher.path!r} must be a directory or a Hugging Face id"
+        if is_function(teacher.path):
+            yield f"teachers.{index}.path", f"{teacher.path!r} must be {A_MODEL}"
         for unknown in sorted(set(teacher.tasks) - names):
             yield f"teachers.{index}.tasks", f"{unknown!r} is no task of this run. Tasks are {', '.join(sorted(names))}"

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from antiphon.run.config_checks.common import Problem
+from antiphon.run.model_files import A_MODEL, is_function
 from antiphon.tasks.config import TaskConfig
 from antiphon.tasks.environments import max_turns
 from antiphon.tasks.rewards import ASYNCHRONOUS, COMPOSED, REWARDS
@@ -27,8 +28,8 @@ def check_tasks(config: "RunConfig") -> Iterator[Problem]:
             yield from _check_judge_concurrency(config, task, f"{at}.judge.minimum")
             if task.reward in REWARDS.known and task.reward not in ASYNCHRONOUS | COMPOSED:
                 yield f"{at}.judge", f"is not used: reward {task.reward!r} asks no model"
-            if ":" in task.judge.path:
-                yield f"{at}.judge.path", f"{task.judge.path!r} must be a directory or a Hugging Face id"
+            if is_function(task.judge.path):
+                yield f"{at}.judge.path", f"{task.judge.path!r} must be {A_MODEL}"
             if config.rollout.deterministic:
                 yield (
                     f"{at}.judge",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from antiphon.cluster.base import Cluster
 from antiphon.core.errors import DataError
+from antiphon.core.modelscope import download, modelscope_id
 from antiphon.core.objects import stays_here
 from antiphon.core.registry import import_path
 from antiphon.core.types import Message
@@ -17,6 +18,7 @@ from antiphon.tasks.rendering import Renderer
 
 # Beginning of the names of its files. Transformers takes such a file before the setting of the tokenizer.
 CHAT_TEMPLATE = "chat_template"
+WITHOUT_WEIGHTS = ["*.json", "*.jinja"]  # names of the files of a model whose weights are not needed
 
 
 class ModelBuilder(Worker):
@@ -57,7 +59,7 @@ async def model_directory(
 
     Args:
         cluster: Runs a function that writes the model.
-        path: A directory, a Hugging Face id, or package.module:function.
+        path: A directory, a Hugging Face id, modelscope:OWNER/NAME, or package.module:function.
         target: Directory that such a function writes to, and the one of a model with another chat template.
         seed: Second argument of such a function.
         weights: False if the configuration of the model is enough; weights are then not downloaded.
@@ -67,7 +69,9 @@ async def model_directory(
         DataError: There is no such model, it lacks the weights that are needed, or the chat template cannot be used.
     """
     found = Path(path)
-    if stays_here(path):
+    if name := modelscope_id(path):
+        found = await asyncio.to_thread(download, name, "model", None if weights else WITHOUT_WEIGHTS)
+    elif stays_here(path):
         await asyncio.to_thread(import_path(path, "model"), target, seed)
         found = target
     elif ":" in path and not found.is_dir():
@@ -114,7 +118,7 @@ def _download(path: str, weights: bool) -> Path:
 
     check_model_path(path)
     try:
-        return Path(snapshot_download(path, allow_patterns=None if weights else ["*.json", "*.jinja"]))
+        return Path(snapshot_download(path, allow_patterns=None if weights else WITHOUT_WEIGHTS))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise DataError(
             f"model {path!r} is no local directory, and cannot be downloaded: {type(error).__name__}", path=path

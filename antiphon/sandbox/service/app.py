@@ -4,6 +4,7 @@ import asyncio
 import base64
 import binascii
 import hmac
+import logging
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -37,14 +38,17 @@ from antiphon.sandbox.service.http_errors import Reason, RefusedError
 from antiphon.sandbox.service.manager import Sandboxes
 from antiphon.sandbox.service.metrics import Metrics
 from antiphon.sandbox.service.page import SECURITY_HEADERS, render_page
+from antiphon.sandbox.service.ports import Connect, Ports
 from antiphon.sandbox.service.programs import Programs
 from antiphon.sandbox.service.reverse_proxy import ReverseProxy
 from antiphon.sandbox.service.routes import Answer, EnvironmentRoutes, SandboxRoutes
+from antiphon.sandbox.service.upstream_ports import ServiceAddress
 from antiphon.sandbox.service.upstreams import Upstream, Upstreams, connect_to_hosts
 from antiphon.sandbox.service.workers import Workers
 
 SHUTDOWN_SECONDS = 2  # for requests under way to end by themselves
 KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, so that none is closed during a request
+CREDENTIALS = (b"authorization", b"xrl-authorization")  # headers, of which either may carry the token
 SLACK = 1 << 20  # bytes of a request beyond the file that it uploads
 EnvironmentSource = tuple[Sequence[str], Spawn]  # names, and how to start the process of one
 
@@ -96,34 +100,41 @@ def create_app(sandboxes: Sandboxes, environments: Environments, programs: Progr
         metrics.count("antiphon_requests_refused", reason=Reason.INPUT.value)
         return Answer(rock.failure(str(error.detail), rock.BAD_REQUEST), error.status_code, error.headers)
 
-    app.add_middleware(AuthMiddleware, token=token, largest=_max_request_bytes(sandboxes.config))
+    largest = _max_request_bytes(sandboxes.config)
+    app.add_middleware(AuthMiddleware, token=token, largest=largest, connect=commands.connect)
     return app
 
 
 class AuthMiddleware:
     """Admits requests that carry the token, do not come from another site's page, and stay within bounds."""
 
-    def __init__(self, app: Any, token: str, largest: int) -> None:
+    def __init__(self, app: Any, token: str, largest: int, connect: Connect) -> None:
+        """`connect`: connects to a port of a sandbox of the application."""
         self._app = app
+        self._ports = Ports(connect, largest)
         self._token = token.encode()
         self._largest = largest
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Handle one request."""
-        if scope["type"] != "http":
-            return
         headers = dict(reversed(scope["headers"]))  # the first of several counts, as for FastAPI
-        if not any(self._is_token(headers.get(name, b"")) for name in (b"authorization", b"xrl-authorization")):
+        if not any(self._is_token(headers.get(name, b"")) for name in CREDENTIALS):
             answer = Answer(rock.failure("the token is missing or wrong", rock.BAD_REQUEST), status_code=401)
             answer.headers["WWW-Authenticate"] = 'Basic realm="Antiphon sandboxes"'
             await answer(scope, receive, send)
-        elif scope["method"] != "GET" and _is_from_other_origin(headers):
+        elif scope.get("method") != "GET" and _is_from_other_origin(headers):
             await Answer(rock.failure("requests from other sites are not allowed", rock.BAD_REQUEST), status_code=403)(
                 scope, receive, send
             )
+        elif self._ports.serves(scope):
+            passed = [(name, value) for name, value in scope["headers"] if not self._is_credential(name, value)]
+            await self._ports({**scope, "headers": passed}, receive, send)
         else:
             bounds = BodyBounds(headers.get(b"content-type", b""), self._largest)
             await self._app(scope, bounds.wrap(receive), send)
+
+    def _is_credential(self, name: bytes, value: bytes) -> bool:
+        return name in CREDENTIALS and self._is_token(value)
 
     def _is_token(self, credentials: bytes) -> bool:
         kind, _, value = credentials.partition(b" ")
@@ -208,8 +219,10 @@ async def _serve_workers(
 ) -> None:
     async with Workers(config, partial(serve_as_worker, token, source)) as workers:
         members = [
-            Upstream(f"worker {number}", client, token, Reason.LOST, config)
-            for number, client in enumerate(workers.clients)
+            Upstream(
+                f"worker {number}", client, ServiceAddress(url="http://worker", socket=at), token, Reason.LOST, config
+            )
+            for number, (client, at) in enumerate(zip(workers.clients, workers.sockets, strict=True))
         ]
         await _serve_front(config, token, members, listener, ready)
 
@@ -218,19 +231,27 @@ async def _serve_front(
     config: ServiceConfig, token: str, members: Sequence[Upstream], listener: socket.socket, ready: Callable[[], None]
 ) -> None:
     async with Upstreams(members, config) as upstreams:
-        server = _server(AuthMiddleware(ReverseProxy(upstreams), token, _max_request_bytes(config)), config)
+        app = AuthMiddleware(ReverseProxy(upstreams), token, _max_request_bytes(config), upstreams.connect)
+        server = _server(app, config)
         ready()
         await server.serve(sockets=[listener])
 
 
+def _is_of_interest(record: logging.LogRecord) -> bool:
+    """Return False for what uvicorn 0.54 says of each websocket that is refused with a status and a reason."""
+    return record.getMessage() != "ASGI callable returned without completing handshake."
+
+
 def _server(app: Any, config: ServiceConfig) -> uvicorn.Server:
+    logging.getLogger("uvicorn.error").addFilter(_is_of_interest)
     protocol: Any = partial(TimedProtocol, seconds=config.request_seconds)
     return uvicorn.Server(
         uvicorn.Config(
             app,
             http=protocol,
             lifespan="off",
-            ws="none",
+            ws="websockets-sansio",
+            ws_per_message_deflate=False,  # a small message could become a large one
             log_level="warning",
             timeout_graceful_shutdown=SHUTDOWN_SECONDS,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,

@@ -3,8 +3,8 @@
 import asyncio
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 from antiphon.core.errors import SandboxError, StallError
 from antiphon.sandbox.base import Status
@@ -12,8 +12,10 @@ from antiphon.sandbox.service.http_errors import Reason, RefusedError
 from antiphon.sandbox.service.manager import Sandboxes
 from antiphon.sandbox.service.quotas import check_under_way
 from antiphon.sandbox.service.records import Sandbox, State
+from antiphon.sandbox.service.terminals import Reply, Terminal
 from antiphon.sandbox.sessions.session import CommandResult, Session
 from antiphon.sandbox.sessions.shell_sandbox import ShellSandbox
+from antiphon.sandbox.sessions.streams import ProgramStream, connect_to_port
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 LONGEST_NAME = 128  # characters of a session's name
@@ -103,13 +105,48 @@ class Commands:
         """Run a command in a session. Its changes to the shell's state persist."""
         command = _check_text("command", command)
         with self._using(sandbox_id) as (sandbox, backend):
-            return await self._run(sandbox, backend, _get_session(sandbox, name), command, seconds)
+            session = _get_session(sandbox, name)
+            if _get_terminal(sandbox, name) is not None:
+                raise RefusedError(Reason.STATE, f"a program runs in the terminal of session {name!r}; quit it first")
+            return await self._run(sandbox, backend, session, command, seconds)
+
+    async def interact(
+        self, sandbox_id: str, name: str, line: str, patterns: Sequence[str], seconds: float | None, *, quits: bool
+    ) -> Reply:
+        """Send a line to the program in the terminal of a session, and wait for what it says.
+
+        Args:
+            sandbox_id: The sandbox.
+            name: The session.
+            line: The line; if no program runs, the command that starts one.
+            patterns: Regular expressions, one of which ends the wait; so does the end of the program.
+            seconds: Time limit.
+            quits: The line is to end the program, so that one must run.
+        """
+        line, most = _check_text("command", line), self._config.command_seconds
+        with self._using(sandbox_id) as (sandbox, backend):
+            session, terminal = _get_session(sandbox, name), _get_terminal(sandbox, name)
+            if terminal is not None:
+                await terminal.send(line)
+            elif quits:
+                raise RefusedError(Reason.STATE, f"no program runs in the terminal of session {name!r}")
+            else:
+                keep = self._config.output << 10
+                terminal = sandbox.terminals[name] = Terminal(backend, session, line, most, keep)
+            return await terminal.reply(patterns, most if seconds is None else min(seconds, most))
 
     async def close_session(self, sandbox_id: str, name: str) -> None:
         """End a session and everything that runs in it."""
         with self._using(sandbox_id) as (sandbox, _):
             _get_session(sandbox, name)
             _close_session(sandbox, name)
+
+    @asynccontextmanager
+    async def connect(self, sandbox_id: str, port: int) -> AsyncIterator[ProgramStream]:
+        """Connect to a port of a sandbox for as long as the block runs. It counts as a command."""
+        with self._using(sandbox_id) as (_, backend), _refuse_errors_as(Reason.FAILED):
+            async with connect_to_port(backend, port, self._config.command_seconds) as stream:
+                yield stream
 
     async def read(self, sandbox_id: str, path: str) -> bytes:
         """Return the content of a file."""
@@ -187,8 +224,15 @@ def _get_session(sandbox: Sandbox, name: str) -> Session:
     return sandbox.sessions[name]
 
 
+def _get_terminal(sandbox: Sandbox, name: str) -> Terminal | None:
+    """Return the terminal of a session in which a program runs, if any."""
+    terminal = sandbox.terminals.get(name)
+    return None if terminal is None or terminal.ended else terminal
+
+
 def _close_session(sandbox: Sandbox, name: str) -> None:
     session = sandbox.sessions.pop(name, None)
+    sandbox.terminals.pop(name, None)  # whose program ends with the session
     if session is not None:
         session.close()
 

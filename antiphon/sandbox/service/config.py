@@ -1,14 +1,16 @@
 """Configuration of the sandbox service. Importing this module loads no implementation."""
 
 import os
+from pathlib import Path
 from typing import Annotated, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from antiphon.core.config import Config
 from antiphon.core.errors import ValidatorError
 from antiphon.sandbox.config import SandboxConfig
+from antiphon.sandbox.sessions.egress import parse_hosts
 
 FRONT_OPTIONS = (  # those that a service with `hosts` uses
     *("host", "port", "hosts", "check_seconds", "sandboxes", "memory", "commands", "environments", "upload"),
@@ -38,6 +40,12 @@ class ServiceConfig(Config):
     """Sandboxes kept started beyond those in use, so that a start takes milliseconds."""
     images: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9]")], ...] = ()
     """Local docker images; if given, sandboxes are containers of the one that the client names, or of the first."""
+    network: tuple[str, ...] = ()
+    """Hosts, each as `host:port`, that programs in sandboxes can reach by HTTP and HTTPS through a proxy; no others."""
+    commit_directory: Path | None = None
+    """Where work directories are kept that clients commit; None keeps none. Services that share it have the same commits."""
+    commits: int = Field(100, gt=0)
+    """Maximum number of commits that are kept, each up to twice `sandbox_disk`."""
     python: SandboxConfig = SandboxConfig()
     """Sandbox of single programs that clients send, and the most that one may use."""
 
@@ -76,6 +84,12 @@ class ServiceConfig(Config):
     """Time without a request after which a sandbox is stopped and an environment closed. A sandbox may ask for less."""
     stopped_minutes: float = Field(10.0, ge=0.0, allow_inf_nan=False)
     """Time that the work directory of a stopped sandbox is kept on disk for a restart, before it is deleted."""
+
+    @field_validator("network")
+    @classmethod
+    def _check_network(cls, network: tuple[str, ...]) -> tuple[str, ...]:
+        parse_hosts(network)
+        return network
 
     @model_validator(mode="after")
     def _check_hosts(self) -> Self:

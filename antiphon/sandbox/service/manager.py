@@ -16,11 +16,13 @@ import time
 from collections import Counter
 from collections.abc import Awaitable
 from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Self, TypeVar
 
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import StallError
+from antiphon.sandbox.service.commits import Commits
 from antiphon.sandbox.service.config import ServiceConfig
 from antiphon.sandbox.service.http_errors import Reason, RefusedError
 from antiphon.sandbox.service.metrics import Metrics
@@ -48,6 +50,7 @@ class Sandboxes:
         self.config = config
         self.metrics = metrics
         self._all: dict[str, Sandbox] = {}
+        self._commits = Commits(config.commit_directory, config.commits)
         self._deadlines = Deadlines()
         self._tasks = asyncio.TaskGroup()
 
@@ -135,13 +138,30 @@ class Sandboxes:
             raise RefusedError(Reason.INPUT, f"sandbox_id: {sandbox_id!r} must match {ID.pattern}")
         if sandbox_id in self._all and self._all[sandbox_id].state is not State.DELETED:
             raise RefusedError(Reason.STATE, f"sandbox {sandbox_id!r} exists already")
-        config = make_backend_config(self.config, request)
+        commit = self._commits.find(request.image)
+        config = make_backend_config(self.config, replace(request, image=commit.image or None) if commit else request)
         self._check_quota(config)
         self._all.pop(sandbox_id, None)  # a deleted sandbox of this name, so that the new one is listed last
-        sandbox = self._all[sandbox_id] = Sandbox(id=sandbox_id, request=request, backend_config=config)
+        sandbox = Sandbox(id=sandbox_id, request=request, backend_config=config, commit=commit)
+        self._all[sandbox_id] = sandbox
         self._begin_start(sandbox, "start")
         await self._wait_for_start(sandbox, wait_seconds)
         return sandbox
+
+    async def commit(self, sandbox_id: str, tag: str) -> None:
+        """Keep the work directory of a running sandbox as an image of this name, beside what runs in it."""
+        sandbox = self.get(sandbox_id)
+        async with sandbox.lock:
+            if sandbox.state is not State.RUNNING or sandbox.files is None:
+                raise RefusedError(Reason.STATE, f"sandbox {sandbox_id!r} is {sandbox.state}; commit it while it runs")
+            began = time.time()
+            try:
+                await self._commits.save(tag, sandbox.backend_config.image, sandbox.files)
+            except BACKEND_ERRORS as error:
+                if isinstance(error, RefusedError):
+                    raise
+                raise RefusedError(Reason.FAILED, f"commit: {str(error).splitlines()[0]}") from error
+            sandbox.committed, sandbox.used = (tag, began, time.time()), self.now()
 
     async def stop(self, sandbox_id: str) -> None:
         """End what runs in a sandbox. Its work directory is kept for a while, for `restart`."""
@@ -213,6 +233,8 @@ class Sandboxes:
         if sandbox.snapshot is not None:
             await sandbox.files.restore(sandbox.snapshot)
             _drop_snapshot(sandbox)
+        elif sandbox.commit is not None:
+            await sandbox.files.restore(self._commits.archive(sandbox.commit))
         return backend
 
     # --- ending ------------------------------------------------------------------------------------------------------
@@ -241,6 +263,7 @@ class Sandboxes:
         for session in (*sandbox.sessions.values(), *sandbox.spare):
             session.close()
         sandbox.sessions.clear()
+        sandbox.terminals.clear()
         sandbox.spare.clear()
         if sandbox.files is not None:
             sandbox.files.close()

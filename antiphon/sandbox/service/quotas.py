@@ -34,7 +34,8 @@ def make_backend_config(config: ServiceConfig, request: SandboxRequest) -> Shell
         processes=config.processes,
         output=config.output << 10,
     )
-    return ShellSandboxConfig(limits=limits, image=choose_image(config.images, request.image))
+    image = choose_image(config.images, request.image)
+    return ShellSandboxConfig(limits=limits, image=image, network=config.network)
 
 
 def choose_image(images: Sequence[str], wanted: str | None) -> str:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from antiphon.sandbox.service.commits import Commit
+from antiphon.sandbox.service.terminals import Terminal
 from antiphon.sandbox.sessions.config import ShellSandboxConfig
 from antiphon.sandbox.sessions.files import SandboxFiles
 from antiphon.sandbox.sessions.session import Session
@@ -83,18 +85,24 @@ class Sandbox:
     """The sandbox itself; None unless it runs."""
     files: SandboxFiles | None = None
     sessions: dict[str, Session] = field(default_factory=dict)
+    terminals: dict[str, Terminal] = field(default_factory=dict)
+    """Programs that run in a terminal, by the name of their session."""
     spare: list[Session] = field(default_factory=list)
     """Unnamed sessions, for commands without a session."""
     starting: "asyncio.Task[None] | None" = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while it is stopped, deleted or restarted."""
+    commit: Commit | None = None
+    """The commit that its work directory begins with."""
+    committed: tuple[str, float, float] | None = None
+    """The last commit made of it: its name, and when it began and ended, in seconds since 1970."""
     snapshot: Path | None = None
     """The saved work directory of a stopped sandbox."""
 
     @property
     def image(self) -> str | None:
-        """The docker image that it has the commands of, or else the label that its client gave."""
-        return self.backend_config.image or self.request.image
+        """The commit or the docker image that it was started with, or else the label that its client gave."""
+        return self.commit.tag if self.commit else self.backend_config.image or self.request.image
 
     @property
     def live(self) -> bool:

@@ -35,6 +35,7 @@ T = TypeVar("T")
 
 START, MAKE = (f"{SANDBOX}/start", f"{SANDBOX}/start_async"), f"{GEM}/make"
 RESTART = re.compile(f"{SANDBOX}/restart|{SANDBOX}/sandboxes/({ID.pattern})/restart")
+COMMIT = re.compile(f"{SANDBOX}/commit/({ID.pattern})")
 LIST, BATCH, PAGE, METRICS = f"{SANDBOX}/sandboxes", f"{SANDBOX}/sandboxes/batch", "/", "/metrics"
 ROUTES = {PAGE, METRICS, "/openapi.json", PROGRAM, HOLDINGS_PATH, BATCH}
 ROUTES |= {f"{SANDBOX}/{name}" for name in (*SandboxRoutes.POST, *SandboxRoutes.GET)}
@@ -164,7 +165,7 @@ async def _catch_refusal(answer: Awaitable[httpx.Response]) -> httpx.Response:
 async def _read(request: Request) -> ForwardedRequest:
     """Read a request; raise `HTTPException` if it is not for a route of the service."""
     path = request.scope["path"]
-    if path not in ROUTES and not RESTART.fullmatch(path):
+    if path not in ROUTES and not RESTART.fullmatch(path) and not COMMIT.fullmatch(path):
         raise HTTPException(404, "Not Found")
     if request.method not in ("GET", "POST"):
         raise HTTPException(405, "Method Not Allowed")
@@ -188,7 +189,7 @@ async def _read(request: Request) -> ForwardedRequest:
 
 async def _read_id(request: Request, forwarded: ForwardedRequest) -> str | None:
     """Return the id of the sandbox or environment that a request names, if any."""
-    if (found := RESTART.fullmatch(forwarded.path)) and found[1]:
+    if (found := RESTART.fullmatch(forwarded.path) or COMMIT.fullmatch(forwarded.path)) and found[1]:
         return found[1]
     if forwarded.method == "GET":
         return forwarded.query.get("sandbox_id")

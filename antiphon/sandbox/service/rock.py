@@ -7,9 +7,9 @@ and refused if it would (GPUs, Windows, hard processor limits). Unknown fields a
 import datetime
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from antiphon.sandbox.service.http_errors import Reason
 from antiphon.sandbox.service.manager import Sandboxes
@@ -108,6 +108,12 @@ class SandboxBody(Body):
     sandbox_id: Name
 
 
+class CommitBody(SandboxBody):
+    """Request to keep the work directory of a sandbox as an image. There is no registry to log in to."""
+
+    image_tag: Annotated[Text, Field(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]+$")]
+
+
 class ExecuteBody(SandboxBody):
     """Request to run a command without a session."""
 
@@ -143,9 +149,20 @@ class ActionBody(SandboxBody):
     timeout: float | None = Field(None, gt=0)
     check: Literal["silent", "raise", "ignore"] = "raise"
     error_msg: Text = ""
-    is_interactive_command: Annotated[bool, _refuse_unless(False, reason="sessions here have no terminal")] = False
-    is_interactive_quit: Annotated[bool, _refuse_unless(False, reason="sessions here have no terminal")] = False
-    expect: Annotated[list[Text], _refuse_unless([], reason="sessions here have no prompt")] = []
+    is_interactive_command: bool = False
+    """The command is one for a terminal, or a line for the program that runs there."""
+    is_interactive_quit: bool = False
+    """The command is a line that ends the program in the terminal."""
+    expect: list[Annotated[Text, Field(max_length=1024)]] = Field([], max_length=64)
+    """Regular expressions; what one of them matches ends the wait for a program in a terminal."""
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> Self:
+        if self.is_interactive_command and self.is_interactive_quit:
+            raise ValueError("is_interactive_command and is_interactive_quit exclude each other")
+        if self.expect and not (self.is_interactive_command or self.is_interactive_quit):
+            raise ValueError("expect is for interactive commands; other commands end by themselves")
+        return self
 
 
 class ReadBody(SandboxBody):
@@ -254,6 +271,12 @@ def describe(sandbox: Sandbox, sandboxes: Sandboxes) -> dict[str, Any]:
             for line in sandbox.history
         ],
     }
+
+
+def describe_commit(sandbox_id: str, tag: str, began: float, ended: float) -> dict[str, Any]:
+    """Return ROCK's description of a commit, which has ended when it is answered."""
+    times = {"started_at": _format_time(began), "completed_at": _format_time(ended)}
+    return {"sandbox_id": sandbox_id, "image_tag": tag, "phase": "SUCCEEDED", "exit_code": 0, **times}
 
 
 def _format_time(at: float | None) -> str | None:

@@ -37,7 +37,7 @@ class SandboxRoutes:
     """The routes of `/apis/envs/sandbox/v1`."""
 
     COMMANDS = ("execute", "create_session", "run_in_session", "close_session", "read_file", "write_file", "upload")
-    POST = ("start", "start_async", "stop", "delete", "restart", *COMMANDS)
+    POST = ("start", "start_async", "stop", "delete", "restart", "commit", *COMMANDS)
     GET = ("is_alive", "get_status", "get_sandbox_statistics", "sandboxes", "get_token")
 
     def __init__(self, sandboxes: Sandboxes, commands: Commands) -> None:
@@ -51,6 +51,7 @@ class SandboxRoutes:
             for name in names:
                 router.add_api_route(f"/{name}", getattr(self, name), methods=[method])
         router.add_api_route("/sandboxes/batch", self.batch, methods=["POST"])
+        router.add_api_route("/commit/{sandbox_id}", self.get_commit, methods=["GET"])
         router.add_api_route("/sandboxes/{sandbox_id}/restart", self.restart_named, methods=["POST"])
         return router
 
@@ -78,6 +79,18 @@ class SandboxRoutes:
         """Delete the files of a stopped sandbox."""
         await self._sandboxes.delete(body.sandbox_id)
         return Answer(rock.success(f"{body.sandbox_id} deleted"))
+
+    async def commit(self, body: rock.CommitBody) -> Answer:
+        """Keep the work directory of a sandbox as an image."""
+        await self._sandboxes.commit(body.sandbox_id, body.image_tag)
+        return await self.get_commit(body.sandbox_id)
+
+    async def get_commit(self, sandbox_id: str) -> Answer:
+        """Return the last commit of a sandbox."""
+        sandbox = self._sandboxes.get(sandbox_id)
+        if sandbox.committed is None:
+            raise RefusedError(Reason.UNKNOWN, f"sandbox {sandbox_id!r} was not committed")
+        return Answer(rock.success(rock.describe_commit(sandbox_id, *sandbox.committed)))
 
     async def restart(self, body: rock.SandboxBody) -> Answer:
         """Start a stopped sandbox again."""
@@ -144,12 +157,25 @@ class SandboxRoutes:
 
     async def run_in_session(self, request: Request, body: rock.ActionBody) -> Answer:
         """Run a command in a session. With check `raise`, an exit code other than 0 is a failure."""
+        if body.is_interactive_command or body.is_interactive_quit:
+            return await self._interact(request, body)
         command = self._commands.run(body.sandbox_id, body.session, body.command, body.timeout)
         result = await run_while_connected(request.receive, command)
         fields = {**_command_fields(result), "output": _output(result), "expect_string": "", "session_type": "bash"}
         if body.check == "ignore":
             fields["exit_code"] = None
         return _outcome(result, "run in session", fields, body.check == "raise", body.error_msg)
+
+    async def _interact(self, request: Request, body: rock.ActionBody) -> Answer:
+        work = self._commands.interact(
+            *(body.sandbox_id, body.session, body.command, body.expect, body.timeout), quits=body.is_interactive_quit
+        )
+        reply = await run_while_connected(request.receive, work)
+        fields = {"exit_code": reply.exit_code or 0, "output": reply.output, "expect_string": reply.match or ""}
+        if reply.match is None:
+            message = f"run in session failed: timeout: the program in the terminal has said none of {body.expect}"
+            return Answer(rock.failure(message, rock.COMMAND_FAILED, **fields))
+        return Answer(rock.success({**fields, "failure_reason": "", "session_type": "bash"}))
 
     async def close_session(self, body: rock.SessionBody) -> Answer:
         """End a session and everything that runs in it."""

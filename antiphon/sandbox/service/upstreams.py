@@ -13,8 +13,8 @@ import asyncio
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from types import TracebackType
@@ -22,6 +22,7 @@ from typing import Any, Self, TypeVar
 
 import httpx
 from pydantic import ValidationError
+from websockets.exceptions import WebSocketException
 
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import SandboxError, StallError
@@ -30,6 +31,7 @@ from antiphon.sandbox.service.holdings import HOLDINGS_PATH, Held, Holdings, Kin
 from antiphon.sandbox.service.http_errors import Reason, RefusedError
 from antiphon.sandbox.service.quotas import check_environments, check_sandboxes, check_under_way
 from antiphon.sandbox.service.records import State
+from antiphon.sandbox.service.upstream_ports import PortOfUpstream, ServiceAddress
 
 T = TypeVar("T")
 
@@ -75,18 +77,29 @@ class Start:
 class Upstream:
     """One service behind the front."""
 
-    def __init__(self, name: str, client: httpx.AsyncClient, token: str, lost: Reason, config: ServiceConfig) -> None:
+    def __init__(
+        self,
+        name: str,
+        client: httpx.AsyncClient,
+        address: ServiceAddress,
+        token: str,
+        lost: Reason,
+        config: ServiceConfig,
+    ) -> None:
         """Ask nothing yet.
 
         Args:
             name: Its name in error messages.
             client: The connections to it.
+            address: Where it listens.
             token: Its token.
             lost: Reason of refusing a request that it does not answer.
             config: Deadlines.
         """
         self.name = name
         self.client = client
+        self._address = address
+        self._token = token
         self.problem: Exception | None = None
         """Why it is unreachable; None if it is not."""
         self.report: Holdings | None = None
@@ -205,6 +218,20 @@ class Upstream:
             raise RefusedError(self._lost, f"{self.name} refuses the token of this service")
         return answer
 
+    @asynccontextmanager
+    async def connect(self, sandbox_id: str, port: int) -> AsyncIterator[PortOfUpstream]:
+        """Connect to a port of a sandbox that it holds, for as long as the block runs. Raises `RefusedError`."""
+        try:
+            async with asyncio.timeout(self._seconds) as timeout:
+                self._under_way.add(timeout)
+                try:
+                    async with self._address.connect(sandbox_id, port, self._token) as connection:
+                        yield connection
+                finally:
+                    self._under_way.remove(timeout)
+        except (OSError, WebSocketException) as error:  # `TimeoutError` is an `OSError`
+            raise RefusedError(self._lost, f"{self.name} does not answer: {_text(self.problem or error)}") from error
+
     def describe_problem(self) -> str:
         """Return its name and why it is unreachable."""
         return f"{self.name} does not answer: {_text(self.problem)}"
@@ -236,7 +263,8 @@ def connect_to_hosts(config: ServiceConfig, tokens: Sequence[str]) -> list[Upstr
         limits = httpx.Limits(max_connections=None)
         transport = httpx.AsyncHTTPTransport(verify=context, limits=limits, socket_options=_KEEP_ALIVE)
         client = httpx.AsyncClient(transport=transport, base_url=url, cookies=no_cookies, timeout=None, trust_env=False)
-        found.append(Upstream(f"host {url}", client, token, Reason.UNREACHABLE, config))
+        address = ServiceAddress(url=url)
+        found.append(Upstream(f"host {url}", client, address, token, Reason.UNREACHABLE, config))
     return found
 
 
@@ -328,6 +356,16 @@ class Upstreams:
         if unknown:
             raise RefusedError(Reason.UNREACHABLE, f"{name!r} is not on the hosts that answer; {'; '.join(unknown)}")
         return await self.send_to_any(request)  # which says that there is none
+
+    @asynccontextmanager
+    async def connect(self, sandbox_id: str, port: int) -> AsyncIterator[PortOfUpstream]:
+        """Connect to a port of a sandbox for as long as the block runs. It counts as a command. Raises `RefusedError`."""
+        found = await self.find(Kind.SANDBOX, sandbox_id)
+        if found is None:
+            raise RefusedError(Reason.UNKNOWN, f"there is no sandbox {sandbox_id!r} on the hosts that answer")
+        with self.counting("commands"):
+            async with found[0].connect(sandbox_id, port) as connection:
+                yield connection
 
     async def send_to_any(self, request: ForwardedRequest) -> httpx.Response:
         """Send a request that any of them can answer. Raises `RefusedError`."""

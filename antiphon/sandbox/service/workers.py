@@ -37,7 +37,7 @@ class Workers:
         self._config = config.model_copy(update={"workers": 1, "warm": warm})
         self._serve = serve
         self._folder = tempfile.TemporaryDirectory(prefix="antiphon-service-")
-        places = [Path(self._folder.name) / str(index) for index in range(config.workers)]
+        self.sockets = places = [Path(self._folder.name) / str(index) for index in range(config.workers)]
         # The sockets stay open here, so that requests wait in them while a worker starts or is replaced.
         self._listeners = [_listen(place) for place in places]
         self.clients = [

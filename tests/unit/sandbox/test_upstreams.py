@@ -9,6 +9,7 @@ import pytest
 from antiphon.sandbox.service.config import ServiceConfig
 from antiphon.sandbox.service.holdings import HOLDINGS_PATH, Kind
 from antiphon.sandbox.service.http_errors import Reason, RefusedError
+from antiphon.sandbox.service.upstream_ports import ServiceAddress
 from antiphon.sandbox.service.upstreams import ForwardedRequest, NotSentError, Upstream
 
 QUOTAS = {"sandboxes": 10, "memory": 100, "sandbox_memory": 10, "commands": 10, "environments": 10}
@@ -40,7 +41,7 @@ def run(body, **options) -> None:
         wire = Wire()
         client = httpx.AsyncClient(transport=httpx.MockTransport(wire), base_url="http://host")
         config = ServiceConfig(hosts=("http://host",), **options)
-        upstream = Upstream("host", client, "the-token", Reason.UNREACHABLE, config)
+        upstream = Upstream("host", client, ServiceAddress(url="http://host"), "the-token", Reason.UNREACHABLE, config)
         await asyncio.gather(upstream.check(), wire.report())
         await body(upstream, wire)
 
