@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from antiphon.core.config import Config
-from antiphon.learning.mesh_config import MeshConfig
+from antiphon.learning.mesh_config import MeshConfig, count_experts
 
 
 class DeepSpeedOptions(Config):
@@ -21,7 +21,7 @@ class MegatronOptions(Config):
     """Cut the optimiser state among the ranks that have the same parameters."""
 
 
-MEGATRON_MODELS = ("llama", "qwen2", "qwen3", "qwen3_moe")
+MEGATRON_MODELS = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 
 
 MEGATRON_POSITIONS = ("default", "linear", "llama3")
@@ -40,7 +40,7 @@ def megatron_incompatibilities(shape: Mapping[str, Any], mesh: MeshConfig) -> It
         )
     if (act := shape.get("hidden_act", "silu")) != "silu":
         yield "kind", f"megatron has feed-forward blocks gated by silu, and these are by {act}; torch has it"
-    if mesh.tensor > 1 and shape.get("num_experts"):
+    if mesh.tensor > 1 and count_experts(shape):
         yield (
             "mesh.tensor",
             "the megatron learner does not divide a mixture of experts so; mesh.expert and mesh.pipeline do",

@@ -73,12 +73,14 @@ def megatron_problems(learner: "LearnerConfig") -> Iterator[tuple[str, str]]:
     """Yield options that the Megatron learner does not support: (key, message)."""
     mesh = learner.mesh
     unsupported = {
-        "lora": (learner.lora is not None, "it trains all weights"),
-        "freeze": (bool(learner.freeze), "it trains all weights"),
+        "freeze": (bool(learner.freeze), "it trains all weights, or adapters"),
         "activation_offload": (learner.activation_offload, "its layers keep what they need on their device"),
         "cpu_offload": (learner.cpu_offload, "options.distributed_optimizer saves device memory instead"),
         "mesh.replicate": (mesh.replicate > 1, "each rank of mesh.shard has a copy of the weights"),
-        "mesh.context": (mesh.context > 1 and mesh.expert > 1, "it cannot combine mesh.context with mesh.expert"),
+        "mesh.shard": (
+            mesh.context > 1 and mesh.shard > mesh.expert > 1,
+            "with mesh.context and mesh.expert, it must be as large as mesh.expert",
+        ),
         "mesh.pipeline_chunks": (mesh.pipeline_chunks > 1, "each rank has one stage"),
     }
     for key, (is_set, reason) in unsupported.items():

@@ -10,6 +10,11 @@ from antiphon.core.config import Config, unit
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # names of how many a layer has
 
 
+def count_experts(shape: Mapping[str, Any]) -> int | None:
+    """Return how many experts a layer has, from a model's config.json; None if its layers are dense."""
+    return next(filter(None, map(shape.get, EXPERTS)), None)
+
+
 class MeshConfig(Config):
     """The ranks of a learner, each a process with a device of its own: replicate x shard x context x tensor x pipeline."""
 
@@ -64,7 +69,7 @@ class MeshConfig(Config):
                 "key and value heads": keys,
                 "feed-forward columns": shape.get("intermediate_size"),
             },
-            "expert": {"experts": next(filter(None, map(shape.get, EXPERTS)), None)},
+            "expert": {"experts": count_experts(shape)},
         }
         if self.expert > 1 and not any(count for key, count in shape.items() if "expert" in key):
             yield "expert", f"{self.expert} ranks have no experts to divide: its layers are dense"

@@ -98,4 +98,5 @@ class MegatronBench(Workbench):
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         """See `Workbench.gradients`."""
         shards = self.learner.shards
-        return ((name, part.read([p.grad for p in shards.fused[name]])) for name, part in shards.parts.items())
+        trained = ((name, part) for name, part in shards.parts.items() if shards.is_trained(name))
+        return ((name, part.read([p.grad for p in shards.fused[name]])) for name, part in trained)

@@ -4,12 +4,27 @@ import importlib.util
 
 import numpy as np
 import pytest
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+import torch
+from peft import PeftModel
+from transformers import (
+    AutoModelForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+)
 
+from antiphon.core.errors import UnsupportedError
 from antiphon.inspect.audit import audit
+from antiphon.weights.base import TransferContext
 from tests.parity.test_meshes import (
     MODELS,
     SHAPE,
+    adapted,
     alone,
     apart,
     asked,
@@ -17,12 +32,15 @@ from tests.parity.test_meshes import (
     idle,
     kept,
     leaves_its_device,
+    logits,
     on_mesh,
+    opened,
     ranks,
     saved_models,
     shares_its_devices,
     trained,
 )
+from tests.raising import raises_with
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("megatron") is None,
@@ -33,10 +51,20 @@ PLAIN = {"kind": KIND, "options": {"distributed_optimizer": False}}
 SHARDED = {"kind": KIND, "options": {"distributed_optimizer": True}}
 
 
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+OTHERS = {
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)),  # with biases
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE)),
+    "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**SHAPE, num_local_experts=6)),
+    "shared": lambda: Qwen2MoeForCausalLM(
+        Qwen2MoeConfig(**SHAPE, **EXPERTS, num_experts=6, shared_expert_intermediate_size=24)
+    ),
+}
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    with_biases = {"qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE))}
-    return saved_models(tmp_path_factory, MODELS | with_biases)
+    return saved_models(tmp_path_factory, MODELS | OTHERS)
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +99,10 @@ CASES = [
     ("llama", {"tensor": 2, "context": 2}),
     ("mixture", {"shard": 2, "expert": 2}),
     ("mixture", {"pipeline": 2, "shard": 2, "expert": 2}),
+    ("mixture", {"shard": 2, "expert": 2, "context": 2}),
+    ("mistral", {"tensor": 2}),
+    ("mixtral", {"shard": 2, "expert": 2}),
+    ("shared", {"shard": 2, "expert": 2}),
 ]
 
 
@@ -145,6 +177,51 @@ def test_torch_and_megatron_resume_each_others_checkpoints(bench, one, models, t
     goes_on(there, runner.run(on_mesh(members, path, mesh, "restore", tmp_path / "theirs", **how))[0])
 
 
+ADAPTED = [
+    ("llama", {"shard": 2}, PLAIN),
+    ("qwen2", {"tensor": 2}, SHARDED),
+    ("qwen3", {"pipeline": 2, "tensor": 2}, SHARDED),
+    ("mixture", {"shard": 2, "expert": 2}, SHARDED),
+    ("mixture", {"shard": 2, "context": 2}, PLAIN),
+]
+
+
+@pytest.mark.parametrize(("model", "mesh", "how"), ADAPTED, ids=str)
+def test_it_learns_adapters_as_torch_does(bench, one, models, tmp_path, model, mesh, how):
+    (runner, members), (other, alone) = bench, one
+    added = {"lora": {"rank": 4}}
+    theirs, ours = (
+        other.run(trained(alone, models[model], {}, **added)),
+        runner.run(trained(members, models[model], mesh, **PLAIN, **added)),
+    )
+    assert ours["gradient"] and all("lora" in name for name in ours["gradient"])
+    assert apart(ours["gradient"], theirs["gradient"]) <= 1e-5
+    assert apart(ours["moved"], theirs["moved"]) <= 1e-5
+    assert ours["curve"] == pytest.approx(theirs["curve"], rel=1e-4, abs=1e-6)
+    there, *_ = runner.run(on_mesh(members, models[model], mesh, "save", tmp_path, **how, **added))
+    goes_on(there, other.run(on_mesh(alone, models[model], {}, "restore", tmp_path, **added))[0])
+    goes_on(there, runner.run(on_mesh(members, models[model], mesh, "restore", tmp_path, **how, **added))[0])
+    with_adapters = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(models[model]), tmp_path / "adapter")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(logits(merged), logits(with_adapters), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"gradient_checkpointing": True}, {"lora": {"rank": 4, "targets": ["v_proj", "up_proj"]}}], ids=str
+)
+def test_it_sends_adapters_and_knows_their_base_as_torch_does(bench, one, models, tmp_path, how):
+    (runner, members), (other, alone) = bench, one
+    (expected, base, said, of_base), (found, same, *others) = (
+        run.run(adapted(those, models["llama"], mesh, TransferContext(tmp_path), **kind, **how))
+        for run, those, mesh, kind in ((other, alone, {}, {}), (runner, members, {"pipeline": 2, "tensor": 2}, PLAIN))
+    )
+    assert apart(found, expected) <= 1e-5 and all(array.any() for array in expected.values())
+    assert same == base
+    for mine, theirs in zip([*others[0], *others[1]], [*said, *of_base], strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+    assert not any(np.allclose(with_them, without, atol=1e-4) for with_them, without in zip(said, of_base, strict=True))
+
+
 @pytest.mark.parametrize(("model", "mesh"), [("llama", {"shard": 2}), ("qwen3", {"pipeline": 2, "tensor": 2})], ids=str)
 def test_it_says_what_torch_does(bench, one, models, model, mesh):
     (runner, members), (other, alone) = bench, one
@@ -182,3 +259,9 @@ def test_a_run_trains_on_it_and_torch_goes_on(project):
 
 def test_a_run_whose_engines_have_its_devices(project):
     shares_its_devices(project, {**SHARDED, "mesh": {"shard": 2}})
+
+
+def test_an_adapter_without_a_layer_of_its_own_is_refused(bench, models):
+    runner, members = bench
+    with raises_with(UnsupportedError, key="learner.lora.targets", value="model.layers.0.mlp.shared_expert_gate"):
+        runner.run(opened(members, models["shared"], {"shard": 2}, **PLAIN, lora={"rank": 4}))

@@ -483,9 +483,9 @@ def test_ranks_learn_adapters_as_one_does(bench, models, tmp_path, model, mesh):
     torch.testing.assert_close(logits(merged), logits(with_adapters), rtol=1e-4, atol=1e-5)
 
 
-async def adapted(members, model, mesh, exchange):
+async def adapted(members, model, mesh, exchange, **config):
     """The adapters that ranks send when these have learned, and what the ranks say with and without them."""
-    members, ranks = await opened(members, model, mesh, lora={"rank": 4})
+    members, ranks = await opened(members, model, mesh, **{"lora": {"rank": 4}, **config})
     learner = RankGroup(members, ranks)
     await learner.call("descend", ALGORITHM, batch_for(ranks))
     said = [await learner.call(method, packs()) for method in ("predict", "predict_base")]

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -110,6 +111,47 @@ def test_what_cannot_be_committed_is_refused(server):
     assert server.client.get(f"{SANDBOX}/commit/{other}").status_code == 404
     server.result("/stop", sandbox_id=other)
     assert not [name for name in os.listdir(server.commits.parent) if name != server.commits.name]
+
+
+def test_commits_and_starts_at_once(server):
+    """Of one name: each start has the files of one of the commits, none is refused, and one archive is left."""
+    first = server.start()
+    commit(server, first, "registry.example/mine:1")
+
+    def save(number):
+        made = server.start()
+        run(server, made, f"echo {number} > number")
+        status = server.post("/commit", sandbox_id=made, image_tag="registry.example/mine:1").status_code
+        server.result("/stop", sandbox_id=made)
+        return status
+
+    def begin(_):
+        made = server.start(image="registry.example/mine:1")
+        content = run(server, made, "cat number 2> /dev/null || echo none")
+        server.result("/stop", sandbox_id=made)
+        return content.strip()
+
+    with ThreadPoolExecutor(8) as threads:
+        saving, starting = threads.map(save, range(8)), threads.map(begin, range(12))
+        assert {*saving} == {200} and {*starting} <= {*map(str, range(8)), "none"}
+    assert len([*server.commits.glob("*.tar")]) == len([*server.commits.glob("*.json")])
+    server.result("/stop", sandbox_id=first)
+
+
+def test_the_limit_holds_for_commits_at_once(server):
+    sandboxes = [server.start() for _ in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        names = [f"name-{number}" for number in range(4)]
+        answers = [
+            *threads.map(
+                lambda pair: server.post("/commit", sandbox_id=pair[0], image_tag=pair[1]),
+                zip(sandboxes, names, strict=True),
+            )
+        ]
+    assert {answer.status_code for answer in answers} <= {200, 429}
+    assert len([*server.commits.glob("*.json")]) == len([*server.commits.glob("*.tar")]) <= 2
+    for sandbox_id in sandboxes:
+        server.result("/stop", sandbox_id=sandbox_id)
 
 
 def test_only_the_operators_hosts_are_reached(server, pages):

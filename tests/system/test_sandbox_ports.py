@@ -28,7 +28,8 @@ class Web(http.server.BaseHTTPRequestHandler):
         if self.headers.get("Upgrade") == "websocket":
             return self.websocket()
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        said = [self.command, self.path, {name.lower(): text for name, text in self.headers.items()}, body.decode("latin-1")]
+        text = "" if self.path == "/size" else body.decode("latin-1")
+        said = [self.command, self.path, {name.lower(): text for name, text in self.headers.items()}, text, len(body)]
         if self.path == "/moved":
             self.send_response(302)
             self.send_header("Location", "/to/here?a=1")
@@ -125,9 +126,13 @@ def address(server, sandbox_id, rest):
     return f"{server.url.replace('http', 'ws', 1)}{SANDBOX}/sandboxes/{sandbox_id}/{rest}"
 
 
-def opened(server, sandbox_id, rest, token=TOKEN, **more):
+def opened(server, sandbox_id, rest, token=TOKEN, open_timeout=10, **more):
     headers = {"Authorization": f"Bearer {token}", **more}
-    return connect_sync(address(server, sandbox_id, rest), additional_headers=headers, compression=None, proxy=None)
+    where, options = (
+        address(server, sandbox_id, rest),
+        {"compression": None, "proxy": None, "open_timeout": open_timeout},
+    )
+    return connect_sync(where, additional_headers=headers, **options)
 
 
 def commands_under_way(server):
@@ -274,7 +279,7 @@ def test_requests_reach_the_program_as_they_are(server, sandbox, method):
         server, sandbox, "/a%20b/c%2Fd?x=1&y=%26", method, {"X-Mine": "kept", "Cookie": "b=2"}, content=content
     )
     assert answer.status_code == 418 and answer.headers["x-own"] == "yes"
-    got, path, headers, body = answer.json()
+    got, path, headers, body, _ = answer.json()
     assert (got, path, body.encode("latin-1")) == (method, "/a%20b/c%2Fd?x=1&y=%26", content)
     assert headers["x-mine"] == "kept" and headers["host"] == "127.0.0.1:8080"
 
@@ -304,7 +309,7 @@ def test_a_port_is_named_in_one_place(server, sandbox):
         ("/x?rock_target_port=9000", {}),
         ("/x?a=1&rock_target_port=9000", {}),
     ]:
-        _, path, got, _ = ask(server, sandbox, rest, headers=headers).json()
+        _, path, got, *_ = ask(server, sandbox, rest, headers=headers).json()
         assert got["host"].endswith(":9000") and path == ("/x?a=1" if "a=1" in rest else "/x")
     assert ask(server, sandbox, "/port/9000/x", headers={"X-ROCK-Target-Port": "9000"}).status_code == 400
     assert ask(server, sandbox, "/port/80/x").status_code == 400
@@ -348,3 +353,136 @@ def test_websockets_reach_the_program(server, sandbox):
         with pytest.raises(ConnectionClosed):
             socket.recv(timeout=20)
     assert idle(server)
+
+
+# --- programs and clients that mean harm -------------------------------------------------------------------------------
+
+# What a hostile program answers to any request at its port.
+ANSWERS = {
+    "an address that is none": b"HTTP/1.1 302 Found\r\nLocation: http://[::1\r\nContent-Length: 0\r\n\r\n",
+    "a strange status": b"HTTP/1.1 999 Odd\r\nContent-Length: 0\r\n\r\n",
+    "two lengths": b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n0\r\n\r\n",
+    "less than it says": b"HTTP/1.1 200 OK\r\nContent-Length: 30\r\n\r\nabc",
+    "another place for a websocket": b"HTTP/1.1 302 Found\r\nLocation: ws://[::1/x\r\nContent-Length: 0\r\n\r\n",
+    "what holds for a whole site": b'HTTP/1.1 200 OK\r\nClear-Site-Data: "*"\r\nStrict-Transport-Security: max-age=9\r\n'
+    b"WWW-Authenticate: Basic\r\nContent-Length: 0\r\n\r\n",
+}
+HOSTILE = f"""
+import socket, threading, time
+def answering(answer):
+    def serve(client):
+        with client:
+            client.recv(65536)
+            client.sendall(answer)
+    return serve
+def pinging(client):  # a websocket that pings and reads no pong
+    head = client.recv(65536)
+    import base64, hashlib, re
+    key = re.search(rb"Sec-WebSocket-Key: (.*?)\\r", head, re.I)[1] + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+    accept = base64.b64encode(hashlib.sha1(key).digest())
+    client.sendall(b"HTTP/1.1 101 S\\r\\nUpgrade: websocket\\r\\nConnection: Upgrade\\r\\n")
+    client.sendall(b"Sec-WebSocket-Accept: " + accept + b"\\r\\n\\r\\n")
+    while True:
+        client.sendall((b"\\x89\\x7d" + b"p" * 125) * 500)
+def reads_nothing(client):
+    time.sleep(1000)
+def counting(client):
+    got = 0
+    with client:
+        while content := client.recv(65536):
+            got += len(content)
+            open("/tmp/got", "w").write(str(got))
+def listen(port, serve, backlog=100):
+    server = socket.create_server(("127.0.0.1", port), backlog=backlog)
+    while serve is not None:
+        threading.Thread(target=serve, args=(server.accept()[0],), daemon=True).start()
+    time.sleep(1000)
+serving = [answering(answer) for answer in {list(ANSWERS.values())!r}] + [pinging, reads_nothing, counting, None]
+for number, serve in enumerate(serving):
+    threading.Thread(target=listen, args=(7100 + number, serve, 100 if serve else 0), daemon=True).start()
+time.sleep(0.2)
+open("/tmp/ready", "w").close()
+time.sleep(1000)
+"""
+PINGING, READS_NOTHING, COUNTING, TAKES_NONE = range(7100 + len(ANSWERS), 7104 + len(ANSWERS))
+
+
+@pytest.fixture(scope="module")
+def hostile(server):
+    sandbox_id = server.start()
+    server.result("/write_file", sandbox_id=sandbox_id, path="hostile.py", content=HOSTILE)
+    server.result("/create_session", sandbox_id=sandbox_id, session="s")
+    command = "python3 hostile.py & until [ -e /tmp/ready ]; do sleep 0.1; done"
+    server.result("/run_in_session", sandbox_id=sandbox_id, session="s", command=command)
+    return sandbox_id
+
+
+def test_hostile_answers_break_nothing(server, hostile):
+    found = {}
+    for number, name in enumerate(ANSWERS):
+        try:
+            answer = ask(server, hostile, f"/port/{7100 + number}/")
+            found[name] = answer.status_code, answer.text if answer.status_code == 200 else ""
+            assert not {"clear-site-data", "strict-transport-security", "www-authenticate"} & answer.headers.keys()
+        except httpx.RemoteProtocolError:
+            found[name] = "cut"
+        with pytest.raises(InvalidStatus) as refused, opened(server, hostile, f"proxy/port/{7100 + number}/"):
+            pass
+        assert refused.value.response.status_code == 422
+    assert found == {
+        "an address that is none": (302, ""),
+        "a strange status": (422, ""),
+        "two lengths": (200, "abcde"),
+        "less than it says": "cut",
+        "another place for a websocket": (302, ""),
+        "what holds for a whole site": (200, ""),
+    }
+    assert ask(server, hostile, "/port/7100/", "CONNECT").status_code == 405
+
+
+def test_pongs_that_nobody_reads_are_bounded(server, hostile):
+    """The service ends such a connection before the pongs take more than a connection may."""
+    with opened(server, hostile, f"proxy/port/{PINGING}/") as socket, pytest.raises(ConnectionClosed):
+        socket.recv(timeout=60)
+    assert idle(server)
+
+
+def test_a_client_that_leaves_frees_its_place(server, hostile):
+    """Also while its program takes no connection."""
+    for _ in range(4):  # of which the kernel takes some by itself
+        with suppress(TimeoutError, InvalidStatus):
+            opened(server, hostile, f"portforward?port={TAKES_NONE}", open_timeout=0.3).close()
+    assert idle(server)
+
+
+def test_what_was_sent_before_the_end_arrives(server, hostile):
+    with opened(server, hostile, f"portforward?port={COUNTING}") as socket:
+        for _ in range(32):
+            socket.send(b"x" * (1 << 16))
+    assert idle(server)
+    assert server.result("/execute", sandbox_id=hostile, command="cat /tmp/got")["stdout"] == str(32 << 16)
+
+
+def test_large_requests_pass(server, sandbox):
+    answer = ask(server, sandbox, "/port/9000/size", "POST", content=b"x" * (20 << 20))
+    assert answer.status_code == 418 and answer.json()[4] == 20 << 20
+
+
+def test_a_connection_may_last_longer_than_a_request():
+    """And the service ends in order while clients are connected, one of which has begun to close and reads nothing."""
+    made = Server(*SMALL, "request_seconds=1")
+    try:
+        sandbox_id = made.start()
+        made.result("/write_file", sandbox_id=sandbox_id, path="servers.py", content=PROGRAM)
+        made.result("/create_session", sandbox_id=sandbox_id, session="s")
+        command = "python3 servers.py & until (exec 3<>/dev/tcp/127.0.0.1/7000) 2>&-; do sleep 0.1; done"
+        made.result("/run_in_session", sandbox_id=sandbox_id, session="s", command=command)
+        with opened(made, sandbox_id, "portforward?port=7000") as socket:
+            for number in range(4):
+                time.sleep(0.5)  # longer in all than a request may take to arrive
+                socket.send(f"{number}")
+                assert socket.recv() == f"{number}".encode()
+            assert made.end() == 0
+        assert "Traceback" not in made.log.read_text()
+    finally:
+        made.close()

@@ -1,7 +1,9 @@
 """Programs that clients of the service talk to in a terminal: real ones, of one service, of workers and of hosts."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 
 from tests.system.test_sandbox_ports import idle, server  # noqa: F401  # one service, workers, hosts
@@ -125,3 +127,65 @@ def test_it_ends_with_its_session_and_with_its_sandbox(server, sandbox, say):  #
     said(say("cat", ""))
     server.result("/stop", sandbox_id=sandbox)
     assert idle(server)
+
+
+def test_a_lost_program_is_no_success(server, sandbox, say):  # noqa: F811
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(say, "echo up; cat", "never", timeout=60)
+        while not server.result("/execute", sandbox_id=sandbox, command="pgrep -c cat || true")["stdout"].startswith(
+            "1"
+        ):
+            pass
+        server.result("/close_session", sandbox_id=sandbox, session="s")
+        answer = waiting.result()
+        assert answer.json()["status"] == "Failed" and "killed" in answer.json()["error"]
+        server.result("/create_session", sandbox_id=sandbox, session="s")
+        waiting = thread.submit(say, "echo up; cat", "never", timeout=60)
+        while not server.result("/execute", sandbox_id=sandbox, command="pgrep -c cat || true")["stdout"].startswith(
+            "1"
+        ):
+            pass
+        server.result("/stop", sandbox_id=sandbox)
+        assert waiting.result().status_code == 410
+
+
+def test_a_program_that_reads_nothing_holds_a_request_no_longer(server, sandbox, say):  # noqa: F811
+    said(say("stty -icanon -echo; sleep 1000", ""))
+    began = time.monotonic()
+    answer = say("x" * 3_000_000, "zz", timeout=1)
+    assert answer.json()["status"] == "Failed" and "timeout" in answer.json()["error"]
+    assert time.monotonic() - began < 20
+
+
+def test_a_process_that_keeps_the_pipe_open_keeps_nothing_else(server, sandbox, say):  # noqa: F811
+    """The end of the program is the end of its terminal, whoever else has opened the pipe to the service."""
+    steal = (
+        "import os, time\n"
+        "held = []\n"
+        "open('/tmp/ready', 'w').close()\n"
+        "while True:\n"
+        "    for number in os.listdir('/proc'):\n"
+        "        try:\n"
+        "            target = os.readlink(f'/proc/{number}/fd/5')\n"
+        "            if target.endswith('.back') and target not in held:\n"
+        "                os.open(target, os.O_WRONLY | os.O_NONBLOCK)\n"
+        "                held.append(target)\n"
+        "                open('/tmp/held', 'w').write(str(len(held)))\n"
+        "        except OSError:\n"
+        "            pass\n"
+        "    time.sleep(0.01)\n"
+    )
+    server.result("/write_file", sandbox_id=sandbox, path="steal.py", content=steal)
+    run(server, sandbox, "python3 steal.py & until [ -e /tmp/ready ]; do sleep 0.1; done")
+    before = psutil.Process(server.process.pid).num_fds()
+    for _ in range(5):
+        assert said(say("until [ -e /tmp/held ]; do sleep 0.01; done; rm /tmp/held; echo over")) == ("over", "")
+        assert run(server, sandbox, "echo free") == "free"
+    assert psutil.Process(server.process.pid).num_fds() < before + 5
+
+
+@pytest.mark.parametrize("pattern", ["(" * 400 + ")" * 400, "[", "(?P<a", "a{99999999999}"])
+def test_a_pattern_that_is_none_is_refused_before_anything_runs(server, sandbox, pattern):  # noqa: F811
+    body = {"sandbox_id": sandbox, "session": "s", "is_interactive_command": True, "expect": [pattern]}
+    assert "expect" in server.refused(400, "/run_in_session", **body, command="touch /tmp/ran")
+    assert run(server, sandbox, "ls /tmp") == ""

@@ -10,7 +10,6 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import distributed, nn
 from transformers import PreTrainedModel
 
@@ -20,12 +19,14 @@ from antiphon.core.errors import ConfigError, UnsupportedError
 from antiphon.core.optional_packages import how_to_install
 from antiphon.core.types import Pack
 from antiphon.learning.backend_options import MegatronOptions, megatron_incompatibilities
-from antiphon.learning.backends.megatron_attention import AttentionInputs, PackedAttention
-from antiphon.learning.backends.megatron_names import SCORE, Part, head_size, parts
+from antiphon.learning.backends.megatron_attention import AttentionInputs
+from antiphon.learning.backends.megatron_lora import adapter_parts, add_adapters
+from antiphon.learning.backends.megatron_names import SCORE, Part, parts
 from antiphon.learning.backends.offloaded_storages import OffloadableModel, OffloadingLearner, find_tensors
 from antiphon.learning.checkpointed_learner import GatherTensor
-from antiphon.learning.config import LearnerConfig, OptimizerConfig, megatron_problems
+from antiphon.learning.config import LearnerConfig, LoraConfig, OptimizerConfig, megatron_problems
 from antiphon.learning.mesh import LOOPBACK, Mesh, connect_store
+from antiphon.learning.model import lora
 from antiphon.learning.model.attention import AttentionReader
 from antiphon.learning.model.loading import resolve_device
 from antiphon.learning.model.logprobs import Vocabulary
@@ -40,21 +41,16 @@ try:
         DistributedDataParallelConfig,
         finalize_model_grads,
     )
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
-    from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
     from megatron.core.optimizer import get_megatron_optimizer
     from megatron.core.pipeline_parallel import get_forward_backward_func
-    from megatron.core.transformer.moe import moe_utils
-    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    from antiphon.learning.backends.megatron_model import attention_windows, build_model
 except ModuleNotFoundError as missing:
     raise UnsupportedError(
         f"the megatron learner cannot be imported here: there is no module {missing.name!r}: "
         f"{how_to_install('megatron-core')}"
     ) from missing
-
-if not hasattr(moe_utils, "te_general_gemm"):  # forgotten by 0.16.1 where there is no Transformer Engine
-    moe_utils.te_general_gemm = None
 
 T = TypeVar("T")
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -85,10 +81,13 @@ class MegatronBackend(OffloadingLearner):
             self.mesh = Mesh(self.config.mesh, 0, connect_store(self.host(LOOPBACK)), self.device)
         torch.manual_seed(self.seed)
         source = self._load()
+        if self.config.lora is not None:
+            lora.add_adapters(source, self.config.lora)
         for key, message in megatron_incompatibilities(source.config.to_dict(), self.config.mesh):
             raise UnsupportedError(f"learner.{key}: {message}", key=f"learner.{key}")
         self._kind, self._layers_with_experts = type(source), find_routers(source)
         self._frequencies = source.base_model.rotary_emb.inv_freq  # of rotary positions
+        self._windows = attention_windows(source.config)
         self.shards: MegatronModel = MegatronModel(source, self.mesh, self.config, self.options)
         self.model = source.to("meta")  # what it is called and how it is written
         self.model.tie_weights()
@@ -109,7 +108,7 @@ class MegatronBackend(OffloadingLearner):
 
     def _optimizer_moments(self) -> Iterator[tuple[str, dict[str, GatherTensor]]]:
         step = torch.tensor(float(self.optimizer.steps))
-        for name in self.shards.parts:
+        for name in filter(self.shards.is_trained, self.shards.parts):
             found = {key: partial(self.shards.moment, name, key) for key in MOMENTS}
             yield name, found | {"step": lambda: step} if step else {}
 
@@ -132,13 +131,16 @@ class MegatronBackend(OffloadingLearner):
             begun,
             None,
             rotary_pos_emb=torch.cat([angles, angles], dim=-1)[:, None, None],
-            attention_bias=AttentionInputs(self.attention, layout, reader, context),  # which goes to attention as it is
+            # Which goes to attention as it is.
+            attention_bias=AttentionInputs(self.attention, layout, reader, context, self._windows),
         )
         return hidden[:, 0].float()
 
     def _embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the token embeddings, [n, 1, H]. The row of the padding token gets no gradient, as in transformers."""
         begun: torch.Tensor = self.shards.model.embedding(tokens[None], positions[None])
+        if self.config.lora is not None and torch.is_grad_enabled():
+            begun.requires_grad_()  # or layers that are computed again for it would have no gradient
         pad = self.model.get_input_embeddings().padding_idx
         return begun if pad is None else torch.where((tokens == pad)[:, None, None], begun.detach(), begun)
 
@@ -160,11 +162,13 @@ class MegatronModel(OffloadableModel):
             pipeline_model_parallel_size=sizes.pipeline,
             context_parallel_size=sizes.context,
             expert_model_parallel_size=sizes.expert,
+            # As our mesh has them: the ranks of a context are closer to each other than others, but not than those of experts.
+            order="tp-ep-dp-cp-pp" if sizes.expert > 1 else "tp-cp-ep-dp-pp",
         )
-        WholeModel.__init__(self, _build(source.config, set(whole), config))
+        WholeModel.__init__(self, build_model(source.config, {*map(lora.base_name, whole)}, config))
         self.mesh, self.data, self._sharded = mesh, mesh.data, False
         self._distributed = options.distributed_optimizer
-        self.parts = self._place(source.config, {name: tensor.shape for name, tensor in whole.items()})
+        self.parts = self._place(source, {name: tensor.shape for name, tensor in whole.items()}, config.lora)
         own = dict(self.model.named_parameters())
         # Megatron's parameters that each is part of.
         self.fused = {name: [own[theirs] for theirs in part.names] for name, part in self.parts.items()}
@@ -174,15 +178,19 @@ class MegatronModel(OffloadableModel):
         for name, piece in self.local_parameters():
             self.scatter_tensor(name, piece, whole[name])
         self._pipeline = _Schedule(self)  # type: ignore[assignment]
-        known = [(name, tensor.shape, tensor.dtype, True) for name, tensor in WholeModel.gather_parameters(self)]
+        gathered = WholeModel.gather_parameters(self)
+        known = [(name, tensor.shape, tensor.dtype, self.is_trained(name)) for name, tensor in gathered]
         self._stages = dict(mesh.all_gather((mesh.coordinate("pipeline"), known)))
 
-    def _place(self, shape: Any, whole: dict[str, torch.Size]) -> dict[str, Part]:
-        """Return this rank's parts by name.
+    def _place(
+        self, source: PreTrainedModel, whole: dict[str, torch.Size], added: LoraConfig | None
+    ) -> dict[str, Part]:
+        """Return this rank's parts by name; add adapters to Megatron's model if there are any.
 
         Raises:
             UnsupportedError: A parameter has no place in Megatron's model.
         """
+        shape, plain = source.config, {lora.base_name(name): name for name in whole if f".{lora.NAME}." not in name}
         sizes, place = self.mesh.config, self.mesh.coordinate
         rows = _evenly(shape.vocab_size, sizes.tensor)
         stage, per = place("pipeline"), shape.num_hidden_layers // sizes.pipeline
@@ -191,12 +199,16 @@ class MegatronModel(OffloadableModel):
         def parts_of(layers: range, first: bool, last: bool) -> dict[str, Part]:
             here = rows[place("tensor")], SCORE in whole
             found = parts(shape, layers, experts, *here, first=first, last=last)
-            return {name: part for name, part in found.items() if name in whole}
+            return {name: part for name, part in found.items() if name in plain}
 
-        if strange := whole.keys() - parts_of(range(shape.num_hidden_layers), True, True).keys():
+        if strange := plain.keys() - parts_of(range(shape.num_hidden_layers), True, True).keys():
             message = f"learner.kind: {min(strange)} of the model has no place in one of Megatron-Core's"
             raise UnsupportedError(message, key="learner.kind", value="megatron")
         own = parts_of(range(stage * per, (stage + 1) * per), stage == 0, stage == sizes.pipeline - 1)
+        if added is not None:
+            group, adapters = self.mesh.group("tensor") if sizes.tensor > 1 else None, dict(adapter_parts(own, whole))
+            add_adapters(self.model, source, own, added.scale, group)
+            own = {plain[name]: part for name, part in own.items()} | adapters
         self._rows, self._cut = rows[place("tensor")], {}
         self._experts = {name.rpartition(".")[0]: self.model for name, part in own.items() if part.stacked}
         if sizes.tensor > 1:
@@ -224,9 +236,13 @@ class MegatronModel(OffloadableModel):
         several = self.mesh.config.pipeline > 1
         return "model.embed_tokens.weight" if several and self.model.share_embeddings_and_output_weights else ""
 
+    def is_trained(self, name: str) -> bool:
+        """Return True if a parameter is trained, as all are without adapters."""
+        return self.fused[name][0].requires_grad
+
     def local_parameter(self, name: str) -> torch.Tensor:
         """Return this rank's piece of a parameter; of a fused one, a copy."""
-        return self.parts[name].read(self.fused[name])
+        return self.parts[name].read(self.fused[name]).detach().requires_grad_(self.is_trained(name))
 
     def local_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield this rank's piece of each parameter."""
@@ -405,85 +421,6 @@ class _Schedule:
             forward_only=model is self._shards.model,
         )
         return found
-
-
-def _build(shape: Any, names: set[str], config: LearnerConfig) -> GPTModel:
-    """Build Megatron's model, with whatever is in memory as its weights.
-
-    Args:
-        shape: Configuration of the model.
-        names: Names of its parameters in Hugging Face's model.
-        config: Mesh of the learner, and what saves memory.
-    """
-    made, scores = _configure(shape, names, config), SCORE in names
-    spec = get_gpt_decoder_block_spec(made, use_transformer_engine=False, normalization="RMSNorm")
-    for layer in spec.layer_specs:
-        layer.submodules.self_attention.submodules.core_attention = PackedAttention
-    spec.layer_norm = spec.layer_specs[0].submodules.input_layernorm
-    model = GPTModel(
-        made,
-        spec,
-        vocab_size=-(-shape.vocab_size // config.mesh.tensor) * config.mesh.tensor,
-        max_sequence_length=shape.max_position_embeddings,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
-        share_embeddings_and_output_weights=shape.tie_word_embeddings and not scores,
-        position_embedding_type="none",  # positions come with each pack
-    )
-    if scores and model.post_process:
-        del model.output_layer
-        model.score = nn.Linear(shape.hidden_size, 1, bias=False, device=model.decoder.final_layernorm.weight.device)
-    return model
-
-
-def _configure(shape: Any, names: set[str], config: LearnerConfig) -> TransformerConfig:
-    mesh, layers = config.mesh, shape.num_hidden_layers
-    sparse = [int(f"model.layers.{layer}.mlp.gate.weight" in names) for layer in range(layers)]
-    return TransformerConfig(
-        num_layers=layers,
-        hidden_size=shape.hidden_size,
-        num_attention_heads=shape.num_attention_heads,
-        num_query_groups=shape.num_key_value_heads,
-        kv_channels=head_size(shape),
-        ffn_hidden_size=shape.intermediate_size,
-        normalization="RMSNorm",
-        layernorm_epsilon=shape.rms_norm_eps,
-        qk_layernorm="model.layers.0.self_attn.q_norm.weight" in names,
-        gated_linear_unit=True,
-        activation_func=F.silu,
-        add_bias_linear=False,
-        add_qkv_bias="model.layers.0.self_attn.q_proj.bias" in names,
-        attention_dropout=0.0,
-        hidden_dropout=0.0,
-        perform_initialization=False,
-        tensor_model_parallel_size=mesh.tensor,
-        pipeline_model_parallel_size=mesh.pipeline,
-        context_parallel_size=mesh.context,
-        pipeline_dtype=torch.float32,
-        variable_seq_lengths=True,
-        moe_token_dispatcher_type="alltoall",
-        calculate_per_token_loss=True,  # gradients are sums
-        gradient_accumulation_fusion=False,
-        masked_softmax_fusion=False,
-        **(_mixture(shape, sparse, mesh.expert) if any(sparse) else {}),
-        **(
-            {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-            if config.gradient_checkpointing
-            else {}
-        ),
-    )
-
-
-def _mixture(shape: Any, sparse: list[int], ranks: int) -> dict[str, Any]:
-    return {
-        "num_moe_experts": shape.num_experts,
-        "moe_layer_freq": sparse,
-        "moe_ffn_hidden_size": shape.moe_intermediate_size,
-        "moe_router_topk": shape.num_experts_per_tok,
-        "moe_router_pre_softmax": not shape.norm_topk_prob,
-        "moe_router_load_balancing_type": "none",
-        "expert_model_parallel_size": ranks,
-    }
 
 
 def _evenly(count: int, ranks: int) -> list[int]:

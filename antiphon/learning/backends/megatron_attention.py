@@ -1,5 +1,6 @@
 """Attention over packs in Megatron-Core's layers. Imports no megatron."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ class AttentionInputs(NamedTuple):
     layout: PackLayout
     reader: AttentionReader | None
     context: Any  # the ranks that have the other tokens, if not all are here
+    windows: Sequence[int | None]  # tokens that each layer of the model looks back
 
 
 class PackedAttention(nn.Module):
@@ -37,8 +39,7 @@ class PackedAttention(nn.Module):
     ) -> torch.Tensor:
         """[T, 1, heads x head size]."""
         query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
-        kind, layout, reader, context = attention_bias
-        out, _ = ALL_ATTENTION_FUNCTIONS[kind](
-            self, query, key, value, None, layout=layout, reader=reader, context=context
-        )
+        kind, layout, reader, context, windows = attention_bias
+        options = {"layout": layout, "reader": reader, "context": context, "sliding_window": windows[self.layer_idx]}
+        out, _ = ALL_ATTENTION_FUNCTIONS[kind](self, query, key, value, None, **options)
         return out[0].flatten(1)[:, None]

@@ -87,6 +87,11 @@ def _layer(shape: Any, at: str, experts: int) -> Iterable[tuple[str, Part]]:
     for number, own in enumerate(("gate", "up")):
         yield f"mlp.{own}_proj.weight", Part((f"{mlp}.linear_fc1.weight",), 0, _half(number))
     yield "mlp.down_proj.weight", Part((f"{mlp}.linear_fc2.weight",), 1)
+    shared = f"{mlp}.shared_experts"
+    for number, own in enumerate(("gate", "up")):
+        yield f"mlp.shared_expert.{own}_proj.weight", Part((f"{shared}.linear_fc1.weight",), 0, _half(number))
+    yield "mlp.shared_expert.down_proj.weight", Part((f"{shared}.linear_fc2.weight",), 1)
+    yield "mlp.shared_expert_gate.weight", Part((f"{shared}.gate_weight",))
     yield "mlp.gate.weight", Part((f"{mlp}.router.weight",))
     for own, theirs in {"gate_up_proj": "linear_fc1", "down_proj": "linear_fc2"}.items():
         names = tuple(f"{mlp}.experts.local_experts.{expert}.{theirs}.weight" for expert in range(experts))
@@ -99,4 +104,4 @@ def _heads(per: int, size: int, own: slice) -> Callable[[torch.Tensor], torch.Te
 
 
 def _half(number: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda whole: whole.chunk(2)[number]
+    return lambda whole: whole.unflatten(0, (2, -1))[number]

@@ -23,6 +23,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from antiphon.core.errors import ConfigError
 from antiphon.sandbox.remote import PATH, ProgramRequest
 from antiphon.sandbox.service import rock
+from antiphon.sandbox.service.bounded_websockets import BoundedServer
 from antiphon.sandbox.service.bounds import (
     LONGEST_MESSAGE,
     BodyBounds,
@@ -238,8 +239,12 @@ async def _serve_front(
 
 
 def _is_of_interest(record: logging.LogRecord) -> bool:
-    """Return False for what uvicorn 0.54 says of each websocket that is refused with a status and a reason."""
-    return record.getMessage() != "ASGI callable returned without completing handshake."
+    """Return False for what uvicorn 0.54 says of websockets that are refused, and of what a program or a client does wrong."""
+    return record.getMessage() not in (
+        "ASGI callable returned without completing handshake.",
+        "ASGI callable returned without completing response.",
+        "Invalid UTF-8 sequence received from client.",
+    )
 
 
 def _server(app: Any, config: ServiceConfig) -> uvicorn.Server:
@@ -250,8 +255,9 @@ def _server(app: Any, config: ServiceConfig) -> uvicorn.Server:
             app,
             http=protocol,
             lifespan="off",
-            ws="websockets-sansio",
+            ws=BoundedServer,
             ws_per_message_deflate=False,  # a small message could become a large one
+            ws_ping_timeout=None,  # a client that waits for its program to read is no dead one; TCP finds those
             log_level="warning",
             timeout_graceful_shutdown=SHUTDOWN_SECONDS,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
@@ -270,7 +276,8 @@ def _listen(config: ServiceConfig) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        for option in (socket.SO_REUSEADDR, socket.SO_KEEPALIVE):  # the second is that of its connections, too
+            listener.setsockopt(socket.SOL_SOCKET, option, 1)
         listener.bind(address)
         listener.listen(1024)
     except OSError as error:

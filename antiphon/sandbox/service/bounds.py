@@ -30,6 +30,7 @@ class TimedProtocol(H11Protocol):
     def __init__(self, *args: Any, seconds: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._seconds = seconds
+        self._upgraded = False
         self._arriving: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -47,8 +48,13 @@ class TimedProtocol(H11Protocol):
         super().handle_events()
         self._watch()
 
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Stop the timer: the request has arrived, and the connection is another protocol's now."""
+        super().handle_websocket_upgrade(event)
+        self._upgraded = True
+
     def _watch(self) -> None:
-        state = self.conn.their_state
+        state = h11.DONE if self._upgraded else self.conn.their_state
         # Between two requests uvicorn's own timer runs, until something arrives.
         has_begun = self.timeout_keep_alive_task is None or bool(self.conn.trailing_data[0])
         if state is h11.SEND_BODY or (state is h11.IDLE and has_begun):

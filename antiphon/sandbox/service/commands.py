@@ -12,7 +12,7 @@ from antiphon.sandbox.service.http_errors import Reason, RefusedError
 from antiphon.sandbox.service.manager import Sandboxes
 from antiphon.sandbox.service.quotas import check_under_way
 from antiphon.sandbox.service.records import Sandbox, State
-from antiphon.sandbox.service.terminals import Reply, Terminal
+from antiphon.sandbox.service.terminals import Reply, Terminal, compile_patterns
 from antiphon.sandbox.sessions.session import CommandResult, Session
 from antiphon.sandbox.sessions.shell_sandbox import ShellSandbox
 from antiphon.sandbox.sessions.streams import ProgramStream, connect_to_port
@@ -123,17 +123,19 @@ class Commands:
             seconds: Time limit.
             quits: The line is to end the program, so that one must run.
         """
-        line, most = _check_text("command", line), self._config.command_seconds
+        line, most, wanted = _check_text("command", line), self._config.command_seconds, compile_patterns(patterns)
         with self._using(sandbox_id) as (sandbox, backend):
             session, terminal = _get_session(sandbox, name), _get_terminal(sandbox, name)
-            if terminal is not None:
-                await terminal.send(line)
-            elif quits:
-                raise RefusedError(Reason.STATE, f"no program runs in the terminal of session {name!r}")
-            else:
+            said = None if terminal is None else line
+            if terminal is None:
+                if quits:
+                    raise RefusedError(Reason.STATE, f"no program runs in the terminal of session {name!r}")
                 keep = self._config.output << 10
                 terminal = sandbox.terminals[name] = Terminal(backend, session, line, most, keep)
-            return await terminal.reply(patterns, most if seconds is None else min(seconds, most))
+            reply = await terminal.talk(said, wanted, most if seconds is None else min(seconds, most))
+            if reply.ended and _is_lost(sandbox, backend):
+                raise SandboxError("the sandbox has ended")
+            return reply
 
     async def close_session(self, sandbox_id: str, name: str) -> None:
         """End a session and everything that runs in it."""
@@ -232,7 +234,8 @@ def _get_terminal(sandbox: Sandbox, name: str) -> Terminal | None:
 
 def _close_session(sandbox: Sandbox, name: str) -> None:
     session = sandbox.sessions.pop(name, None)
-    sandbox.terminals.pop(name, None)  # whose program ends with the session
+    if (terminal := sandbox.terminals.pop(name, None)) is not None:
+        terminal.close()
     if session is not None:
         session.close()
 

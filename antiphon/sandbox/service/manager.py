@@ -151,6 +151,10 @@ class Sandboxes:
     async def commit(self, sandbox_id: str, tag: str) -> None:
         """Keep the work directory of a running sandbox as an image of this name, beside what runs in it."""
         sandbox = self.get(sandbox_id)
+        if tag in self.config.images:
+            raise RefusedError(
+                Reason.INPUT, f"image_tag: {tag[:200]!r} is an image of this service; choose another name"
+            )
         async with sandbox.lock:
             if sandbox.state is not State.RUNNING or sandbox.files is None:
                 raise RefusedError(Reason.STATE, f"sandbox {sandbox_id!r} is {sandbox.state}; commit it while it runs")
@@ -234,7 +238,7 @@ class Sandboxes:
             await sandbox.files.restore(sandbox.snapshot)
             _drop_snapshot(sandbox)
         elif sandbox.commit is not None:
-            await sandbox.files.restore(self._commits.archive(sandbox.commit))
+            sandbox.commit = await self._commits.restore(sandbox.commit.tag, sandbox.files)
         return backend
 
     # --- ending ------------------------------------------------------------------------------------------------------
@@ -260,6 +264,8 @@ class Sandboxes:
         self._forget_old()
 
     async def _close(self, sandbox: Sandbox) -> None:
+        for terminal in sandbox.terminals.values():
+            terminal.close()
         for session in (*sandbox.sessions.values(), *sandbox.spare):
             session.close()
         sandbox.sessions.clear()

@@ -23,6 +23,7 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.typing import Subprotocol
 
 from antiphon.sandbox.service import rock
+from antiphon.sandbox.service.bounded_websockets import LARGEST_MESSAGE, BoundedClient
 from antiphon.sandbox.service.bounds import LONGEST_MESSAGE, run_while_connected
 from antiphon.sandbox.service.http_errors import Reason, RefusedError
 from antiphon.sandbox.service.manager import ID
@@ -37,7 +38,11 @@ _PATH = re.compile(f"({SANDBOX}/sandboxes/({ID.pattern})/(portforward|proxy))(?:
 _PORT_IN_PATH = re.compile(r"port/(\d{1,5})(?:/(.*))?", re.DOTALL)
 _OF_ONE_CONNECTION = "connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade"
 _NOT_SENT = {*_OF_ONE_CONNECTION.split(), "host", "cookie", "expect", "content-length", "x-rock-target-port"}
-_NOT_RETURNED = {*_OF_ONE_CONNECTION.split(), "set-cookie", "location"}
+# What would hold for the whole service in a browser, beside what holds for a connection.
+_OF_ONE_ORIGIN = (
+    "set-cookie clear-site-data strict-transport-security alt-svc nel report-to reporting-endpoints www-authenticate"
+)
+_NOT_RETURNED = {*_OF_ONE_CONNECTION.split(), *_OF_ONE_ORIGIN.split(), "service-worker-allowed", "location"}
 # The page is of an origin of its own, so that its scripts cannot use what a browser sends to this service.
 _PAGE = (b"content-security-policy", b"sandbox allow-downloads allow-forms allow-popups allow-scripts")
 
@@ -81,6 +86,9 @@ class Ports:
             await self._handle(scope, receive, send_noted)
         except (ClientDisconnect, WebSocketDisconnect):
             pass
+        except asyncio.CancelledError:
+            if not begun:  # else the service ends, and uvicorn would report this as an error
+                raise
         except HTTPException as error:
             await Answer(rock.failure(str(error.detail), rock.BAD_REQUEST), error.status_code)(scope, receive, send)
         except RefusedError as error:
@@ -94,6 +102,8 @@ class Ports:
         prefix, sandbox_id, kind, path = found.groups("")
         port, path = _choose_port(kind, path, Headers(scope=scope), QueryParams(scope["query_string"]))
         target = f"/{path}{_query(scope)}"
+        if scope.get("method") == "CONNECT":
+            raise HTTPException(405, "Method Not Allowed")
         if scope["type"] == "http" and kind == "proxy":
             await self._proxy(Request(scope, receive), send, sandbox_id, port, target, prefix)
         elif scope["type"] == "http":
@@ -115,8 +125,7 @@ class Ports:
                 while content := await stream.receive():
                     await client.send_bytes(content)
 
-            await _run_until_one_ends(send(), receive())
-            await client.close()
+            await _close(client, await _run_until_one_ends(send(), receive()))
 
     # --- the proxy ---------------------------------------------------------------------------------------------------
 
@@ -135,7 +144,11 @@ class Ports:
                 server = httpcore.AsyncHTTP11Connection(url.origin, _HTTPStream(stream))
                 asked = httpcore.Request(request.method, url, headers=headers, content=bytes(content))
                 found = await server.handle_async_request(asked)
-                headers = [*_kept(found.headers, _NOT_RETURNED), *_location(found.headers, prefix, port), _PAGE]
+                if found.status >= 600:
+                    raise RefusedError(Reason.FAILED, f"port {port}: the answer has the HTTP status {found.status}")
+                framed = any(name.lower() == b"transfer-encoding" for name, _ in found.headers)
+                dropped = _NOT_RETURNED | ({"content-length"} if framed else set())  # of two, only one can count
+                headers = [*_kept(found.headers, dropped), *_location(found.headers, prefix, port), _PAGE]
                 await send({"type": "http.response.start", "status": found.status, "headers": headers})
                 async for part in found.aiter_stream():
                     await send({"type": "http.response.body", "body": part, "more_body": True})
@@ -143,7 +156,7 @@ class Ports:
 
         try:
             await run_while_connected(request.receive, answer())
-        except httpcore.NetworkError as error:
+        except (httpcore.NetworkError, OSError) as error:
             raise RefusedError(Reason.FAILED, f"port {port}: the program that listens there sent no answer") from error
         except httpcore.ProtocolError as error:
             raise RefusedError(Reason.FAILED, f"port {port}: the answer is not HTTP/1.1") from error
@@ -158,8 +171,11 @@ class Ports:
                     subprotocols=wanted or None,
                     compression=None,
                     proxy=None,
+                    max_size=LARGEST_MESSAGE,
+                    ping_timeout=None,
+                    create_connection=BoundedClient,
                 )
-            except (OSError, WebSocketException) as error:
+            except (OSError, WebSocketException, ValueError) as error:  # the last of a redirection
                 raise RefusedError(
                     Reason.FAILED, f"port {port}: it accepts no websocket at {target}: {error}"
                 ) from error
@@ -174,8 +190,7 @@ class Ports:
                     async for content in server:
                         await (client.send_text(content) if isinstance(content, str) else client.send_bytes(content))
 
-                await _run_until_one_ends(send(), receive())
-            await client.close()
+                await _close(client, await _run_until_one_ends(send(), receive()))
 
 
 class _HTTPStream(httpcore.AsyncNetworkStream):
@@ -228,18 +243,26 @@ def _match(scope: Mapping[str, Any]) -> re.Match[str] | None:
     return _PATH.fullmatch(scope["raw_path"].decode("latin-1"))
 
 
-async def _run_until_one_ends(*works: Any) -> None:
-    """Run them at once until one returns, or an end of a connection is gone."""
+async def _run_until_one_ends(*works: Any) -> Exception | None:
+    """Run them at once until one returns, or an end of a connection is gone; return the error that tells so, if any."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in ended:
-            with suppress(OSError, ConnectionClosed, WebSocketDisconnect):
-                task.result()
+            task.result()
+    except (OSError, ConnectionClosed, WebSocketDisconnect) as error:
+        return error
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+    return None
+
+
+async def _close(client: WebSocket, problem: Exception | None) -> None:
+    """Close a websocket, unless it is closed; the code tells a client that something was wrong."""
+    with suppress(RuntimeError, WebSocketDisconnect):
+        await client.close(1000 if problem is None else 1011)
 
 
 async def _receive(client: WebSocket) -> str | bytes | None:
@@ -284,7 +307,10 @@ def _location(headers: Iterable[tuple[bytes, bytes]], prefix: str, port: int) ->
     """Yield the header with the address to go to, which leads through the proxy again if it is one of the program."""
     for name, value in headers:
         if name.lower() == b"location":
-            parts = urlsplit(value.decode("latin-1"))
+            try:
+                parts = urlsplit(value.decode("latin-1"))
+            except ValueError:
+                continue
             own = parts.netloc in (f"127.0.0.1:{port}", f"localhost:{port}") or (
                 not parts.netloc and parts.path[:1] == "/"
             )

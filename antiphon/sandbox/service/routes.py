@@ -172,9 +172,13 @@ class SandboxRoutes:
         )
         reply = await run_while_connected(request.receive, work)
         fields = {"exit_code": reply.exit_code or 0, "output": reply.output, "expect_string": reply.match or ""}
-        if reply.match is None:
-            message = f"run in session failed: timeout: the program in the terminal has said none of {body.expect}"
-            return Answer(rock.failure(message, rock.COMMAND_FAILED, **fields))
+        if reply.match is None and reply.exit_code is None:
+            reason = (
+                "the program in the terminal was killed"
+                if reply.ended
+                else "timeout: it has said nothing that was expected"
+            )
+            return Answer(rock.failure(f"run in session failed: {reason}", rock.COMMAND_FAILED, **fields))
         return Answer(rock.success({**fields, "failure_reason": "", "session_type": "bash"}))
 
     async def close_session(self, body: rock.SessionBody) -> Answer:

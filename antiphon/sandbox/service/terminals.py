@@ -3,7 +3,9 @@
 import asyncio
 import codecs
 import re
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
@@ -16,10 +18,12 @@ from antiphon.sandbox.sessions.session import Session
 from antiphon.sandbox.sessions.shell_sandbox import ShellSandbox
 from antiphon.sandbox.sessions.streams import ProgramStream, run_in_terminal
 
-SEARCH_SECONDS = 1.0  # for one search of a client's patterns in what a program has said
+SEARCH_SECONDS = 2.0  # for all searches of a request in what a program has said
 
 # What moves a cursor or colours text, and other characters that a terminal does not show.
 _CONTROL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0b-\x1f\x7f]")
+_SEARCHES = ThreadPoolExecutor(2, "expect")  # of their own: a client's pattern may take long
+_RUNNING: set["asyncio.Task[None]"] = set()  # the event loop itself would not keep them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +32,35 @@ class Reply:
 
     output: str
     """The text before the match, or to the end of the program."""
-    match: str | None
-    """The text that a pattern has matched; empty if the program has ended, None if neither happened in time."""
+    match: str | None = None
+    """The text that a pattern has matched; None if the program has ended, or neither happened in time."""
+    ended: bool = False
+    """True if the program has ended."""
     exit_code: int | None = None
-    """Of the program, if it has ended."""
+    """Of the program; None if it has not ended, or was killed."""
+
+
+def compile_patterns(patterns: Sequence[str]) -> "regex.Pattern[str] | None":
+    """Return a regular expression that finds what one of the patterns matches; None if there are none.
+
+    Raises:
+        RefusedError: One is not a regular expression, or is too large.
+    """
+    try:
+        return regex.compile("|".join(f"(?:{pattern})" for pattern in patterns), regex.DOTALL) if patterns else None
+    except (regex.error, RecursionError, OverflowError, MemoryError) as error:
+        reason = str(error) if isinstance(error, regex.error) else "it is too large"
+        raise RefusedError(Reason.INPUT, f"expect: not a regular expression: {reason}") from error
+
+
+def _search(wanted: "regex.Pattern[str]", text: str) -> "tuple[regex.Match[str] | None, float]":
+    """Return what is found, and the seconds of processor time that it took."""
+    began = time.thread_time()
+    try:
+        found = wanted.search(text, timeout=SEARCH_SECONDS, concurrent=True)
+    except TimeoutError:
+        return None, SEARCH_SECONDS
+    return found, time.thread_time() - began
 
 
 class Terminal:
@@ -55,6 +84,12 @@ class Terminal:
         self._exit_code: int | None = None
         self.ended = False
         self._task = asyncio.create_task(self._run(run_in_terminal(sandbox, session, command, seconds)))
+        _RUNNING.add(self._task)
+        self._task.add_done_callback(_RUNNING.discard)
+
+    def close(self) -> None:
+        """End the program."""
+        self._task.cancel()
 
     async def _run(self, opening: AbstractAsyncContextManager[ProgramStream]) -> None:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -68,52 +103,53 @@ class Terminal:
         except SandboxError as error:
             fail(self._stream, error)
         finally:
+            fail(self._stream, SandboxError("the program in the terminal has ended"))
             self.ended = True
             self._changed.set()
 
-    async def send(self, line: str) -> None:
-        """Send a line to the program, and forget what it has said before."""
-        self._line, self._said = line, ""
+    async def talk(self, line: str | None, wanted: "regex.Pattern[str] | None", seconds: float) -> Reply:
+        """Send a line to the program, and wait until it has said what a pattern matches, or has ended.
+
+        Args:
+            line: The line; None for a program that has just been started. What the program has said before is forgotten.
+            wanted: From `compile_patterns`.
+            seconds: Time limit. When it is over, the program goes on.
+
+        Raises:
+            RefusedError: The searches take too long, or the program has ended before it could read the line.
+            SandboxError: The session has ended.
+        """
         try:
-            await (await asyncio.shield(self._stream)).send(f"{line}\n".encode())
+            async with asyncio.timeout(seconds):
+                stream = await asyncio.shield(self._stream)
+                if line is not None:
+                    self._line, self._said = line, ""
+                    await self._send(stream, f"{line}\n".encode())
+                return await self._wait_for(wanted)
+        except TimeoutError:
+            return Reply(output=self._clean(self._said))
+
+    async def _send(self, stream: ProgramStream, content: bytes) -> None:
+        try:
+            await stream.send(content)
         except ConnectionError as error:
             raise RefusedError(Reason.STATE, "the program in the terminal has ended") from error
 
-    async def reply(self, patterns: Sequence[str], seconds: float) -> Reply:
-        """Wait until the program has said what one of the patterns matches, or has ended.
-
-        Args:
-            patterns: Regular expressions.
-            seconds: Time limit.
-
-        Raises:
-            RefusedError: A pattern is invalid, or takes too long.
-        """
-        try:
-            wanted = regex.compile("|".join(f"(?:{pattern})" for pattern in patterns) or "(?!)", regex.DOTALL)
-        except regex.error as error:
-            raise RefusedError(Reason.INPUT, f"expect: not a regular expression: {error}") from error
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._wait_for(wanted)
-        except TimeoutError:
-            return Reply(output=self._clean(self._said), match=None)
-
-    async def _wait_for(self, wanted: "regex.Pattern[str]") -> Reply:
-        await asyncio.shield(self._stream)
+    async def _wait_for(self, wanted: "regex.Pattern[str] | None") -> Reply:
+        loop, left = asyncio.get_running_loop(), SEARCH_SECONDS
         while True:
             self._changed.clear()
-            if (found := self._search(wanted)) is not None:
-                return Reply(output=self._clean(self._said[: found.start()]), match=found[0])
-            if self.ended:
-                return Reply(output=self._clean(self._said), match="", exit_code=self._exit_code)
+            said, ended, found = self._said, self.ended, None
+            if wanted is not None:
+                found, used = await loop.run_in_executor(_SEARCHES, _search, wanted, said)
+                left -= used
+            if found is not None:
+                return Reply(output=self._clean(said[: found.start()]), match=found[0])
+            if ended:
+                return Reply(output=self._clean(said), ended=True, exit_code=self._exit_code)
+            if left <= 0:
+                raise RefusedError(Reason.INPUT, f"expect: the searches take more than {SEARCH_SECONDS:g} s")
             await self._changed.wait()
-
-    def _search(self, wanted: "regex.Pattern[str]") -> "regex.Match[str] | None":
-        try:
-            return wanted.search(self._said, timeout=SEARCH_SECONDS)
-        except TimeoutError as error:
-            raise RefusedError(Reason.INPUT, f"expect: the search takes more than {SEARCH_SECONDS:g} s") from error
 
     def _clean(self, text: str) -> str:
         """Return the text without what a terminal does not show, and without the line that it repeats."""

@@ -11,9 +11,11 @@ from websockets.asyncio.client import ClientConnection, connect, unix_connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.http11 import Response
 
+from antiphon.sandbox.service.bounded_websockets import BoundedClient
 from antiphon.sandbox.service.http_errors import Reason, RefusedError
 from antiphon.sandbox.service.rock import STATUS_CODES
 from antiphon.sandbox.service.routes import SANDBOX
+from antiphon.sandbox.sessions.pipe_reader import CHUNK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,13 @@ class ServiceAddress:
         opening = partial(connect, proxy=None) if self.socket is None else partial(unix_connect, str(self.socket))
         headers = {"Authorization": f"Bearer {token}"}
         try:
-            connection = await opening(uri=url, additional_headers=headers, compression=None)
+            connection = await opening(
+                uri=url,
+                additional_headers=headers,
+                compression=None,
+                ping_timeout=None,  # as for clients of a service
+                create_connection=BoundedClient,
+            )
         except InvalidStatus as error:
             raise _refusal(error.response) from error
         async with connection:
@@ -59,7 +67,8 @@ class PortOfUpstream:
     async def send(self, content: bytes) -> None:
         """Send; raise `OSError` if the other side has closed the connection."""
         try:
-            await self._connection.send(content)
+            for begin in range(0, len(content), CHUNK):  # a message has a largest size
+                await self._connection.send(content[begin : begin + CHUNK])
         except ConnectionClosed as error:
             raise BrokenPipeError(str(error)) from error
 

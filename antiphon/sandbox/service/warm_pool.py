@@ -3,14 +3,14 @@
 import asyncio
 
 from antiphon.core.deadlines import Deadlines
-from antiphon.core.errors import SandboxError, StallError, UnsupportedError
+from antiphon.core.errors import DataError, SandboxError, StallError, UnsupportedError
 from antiphon.sandbox.service.metrics import Metrics
 from antiphon.sandbox.sessions.config import ShellSandboxConfig
 from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 from antiphon.sandbox.sessions.shell_sandbox import ShellSandbox
 
 CONCURRENT_STARTS = 4  # further starts wait
-BACKEND_ERRORS = (SandboxError, UnsupportedError, StallError, OSError)  # that a backend may raise
+BACKEND_ERRORS = (SandboxError, UnsupportedError, StallError, DataError, OSError)  # that a backend may raise
 
 
 class WarmPool:

@@ -159,11 +159,11 @@ def test_missing_backend_names_its_extra():
 @pytest.mark.parametrize(
     ("learner", "key"),
     [
-        ({"lora": {}}, "lora"),
+        ({"freeze": ("model.norm.*",)}, "freeze"),
         ({"cpu_offload": True, "mesh": {"shard": 2}}, "cpu_offload"),
         ({"optimizer": {"moments": "8bit"}}, "optimizer.moments"),
         ({"mesh": {"replicate": 2}}, "mesh.replicate"),
-        ({"mesh": {"context": 2, "shard": 2, "expert": 2}}, "mesh.context"),
+        ({"mesh": {"context": 2, "shard": 4, "expert": 2}}, "mesh.shard"),
         ({"mesh": {"pipeline": 2, "pipeline_chunks": 2}}, "mesh.pipeline_chunks"),
     ],
 )
@@ -180,6 +180,7 @@ def test_what_the_megatron_learner_has_not_is_named(learner, key):
         ({}, {"model_type": "llama", "rope_parameters": {"rope_type": "dynamic"}}, "kind"),
         ({}, {"model_type": "llama", "hidden_act": "gelu"}, "kind"),
         ({"tensor": 2}, {"model_type": "qwen3_moe"} | SHAPE, "mesh.tensor"),
+        ({"tensor": 2}, {"model_type": "mixtral", "num_local_experts": 8}, "mesh.tensor"),
     ],
 )
 def test_models_that_megatron_does_not_compute_are_named(mesh, shape, key):
@@ -191,6 +192,8 @@ def test_models_that_megatron_does_not_compute_are_named(mesh, shape, key):
     ("mesh", "shape"),
     [
         ({}, {"model_type": "qwen3_moe"} | SHAPE),
+        ({}, {"model_type": "mistral", "num_attention_heads": 4}),
+        ({"shard": 2, "expert": 2, "context": 2}, {"model_type": "mixtral", "num_local_experts": 8}),
         (
             {"tensor": 2},
             {"model_type": "qwen3"} | {name: count for name, count in SHAPE.items() if name != "num_experts"},

@@ -1,0 +1,110 @@
+"""Megatron-Core's model for the configuration of a Hugging Face decoder, with whatever is in memory as its weights."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import nn
+
+from antiphon.learning.backends.megatron_attention import PackedAttention
+from antiphon.learning.backends.megatron_names import SCORE, head_size
+from antiphon.learning.config import LearnerConfig
+from antiphon.learning.mesh_config import count_experts
+
+if not hasattr(moe_utils, "te_general_gemm"):  # forgotten by 0.16.1 where there is no Transformer Engine
+    moe_utils.te_general_gemm = None
+
+
+def build_model(shape: Any, names: set[str], config: LearnerConfig) -> GPTModel:
+    """Build Megatron's model, with whatever is in memory as its weights.
+
+    Args:
+        shape: Configuration of the model.
+        names: Names of its parameters in Hugging Face's model.
+        config: Mesh of the learner, and what saves memory.
+    """
+    made, scores = _configure(shape, names, config), SCORE in names
+    spec = get_gpt_decoder_block_spec(made, use_transformer_engine=False, normalization="RMSNorm")
+    for layer in spec.layer_specs:
+        layer.submodules.self_attention.submodules.core_attention = PackedAttention
+    spec.layer_norm = spec.layer_specs[0].submodules.input_layernorm
+    model = GPTModel(
+        made,
+        spec,
+        vocab_size=-(-shape.vocab_size // config.mesh.tensor) * config.mesh.tensor,
+        max_sequence_length=shape.max_position_embeddings,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        share_embeddings_and_output_weights=shape.tie_word_embeddings and not scores,
+        position_embedding_type="none",  # positions come with each pack
+    )
+    if scores and model.post_process:
+        del model.output_layer
+        model.score = nn.Linear(shape.hidden_size, 1, bias=False, device=model.decoder.final_layernorm.weight.device)
+    return model
+
+
+def _configure(shape: Any, names: set[str], config: LearnerConfig) -> TransformerConfig:
+    mesh, layers = config.mesh, shape.num_hidden_layers
+    sparse = [int(f"model.layers.{layer}.mlp.gate.weight" in names) for layer in range(layers)]
+    return TransformerConfig(
+        num_layers=layers,
+        hidden_size=shape.hidden_size,
+        num_attention_heads=shape.num_attention_heads,
+        num_query_groups=shape.num_key_value_heads,
+        kv_channels=head_size(shape),
+        ffn_hidden_size=shape.intermediate_size,
+        normalization="RMSNorm",
+        layernorm_epsilon=shape.rms_norm_eps,
+        qk_layernorm="model.layers.0.self_attn.q_norm.weight" in names,
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        add_bias_linear=False,
+        add_qkv_bias="model.layers.0.self_attn.q_proj.bias" in names,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        perform_initialization=False,
+        tensor_model_parallel_size=mesh.tensor,
+        pipeline_model_parallel_size=mesh.pipeline,
+        context_parallel_size=mesh.context,
+        pipeline_dtype=torch.float32,
+        variable_seq_lengths=True,
+        moe_token_dispatcher_type="alltoall",
+        calculate_per_token_loss=True,  # gradients are sums
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        **(_mixture(shape, sparse, mesh.expert) if any(sparse) else {}),
+        **(
+            {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+            if config.gradient_checkpointing
+            else {}
+        ),
+    )
+
+
+def _mixture(shape: Any, sparse: list[int], ranks: int) -> dict[str, Any]:
+    shared = getattr(shape, "shared_expert_intermediate_size", None)
+    return {
+        "num_moe_experts": count_experts(shape.to_dict()),
+        "moe_layer_freq": sparse,
+        "moe_ffn_hidden_size": getattr(shape, "moe_intermediate_size", shape.intermediate_size),
+        "moe_router_topk": shape.num_experts_per_tok,
+        # Without it, the weights of the chosen experts add up to 1, as those of Mixtral always do.
+        "moe_router_pre_softmax": not getattr(shape, "norm_topk_prob", True),
+        "moe_shared_expert_intermediate_size": shared,
+        "moe_shared_expert_gate": shared is not None,
+        "moe_router_load_balancing_type": "none",
+        "expert_model_parallel_size": ranks,
+    }
+
+
+def attention_windows(shape: Any) -> list[int | None]:
+    """How far each layer looks back; None if to the beginning."""
+    window, layers = getattr(shape, "sliding_window", None), shape.num_hidden_layers
+    kinds = getattr(shape, "layer_types", None) or ["sliding_attention"] * layers
+    return [window if kind == "sliding_attention" else None for kind in kinds]
