@@ -153,6 +153,17 @@ class _Exchanged(torch.autograd.Function):
         return _Exchanged.apply(gradients[0], *ctx.back), None, None, None
 
 
+class _Split(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
+        ctx.group = group
+        return x.chunk(group.size())[group.rank()].clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return _Gathered.apply(gradients[0], ctx.group), None
+
+
 def all_reduce_sum(x: torch.Tensor, group: Any) -> torch.Tensor:
     """Return the sum over a group, without gradient."""
     x = x.clone(memory_format=torch.contiguous_format)
@@ -169,6 +180,12 @@ def copy_to_group(x: torch.Tensor, group: Any) -> torch.Tensor:
 def reduce_from_group(x: torch.Tensor, group: Any) -> torch.Tensor:
     """Sum the parts that the ranks of a group computed; each part's gradient is that of the sum."""
     found: torch.Tensor = _Summed.apply(x, group)
+    return found
+
+
+def split_to_group(x: torch.Tensor, group: Any) -> torch.Tensor:
+    """Return this rank's share of the rows [n, …] of a tensor that all ranks of a group have; the gradient is that of all."""
+    found: torch.Tensor = _Split.apply(x, group)
     return found
 
 

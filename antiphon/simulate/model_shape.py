@@ -15,7 +15,7 @@ from torch import nn
 
 from antiphon.learning.mesh_config import MeshConfig
 from antiphon.learning.model.loading import build_on_meta
-from antiphon.learning.parallel.tensor_parallel import COLUMNS, ROWS
+from antiphon.learning.parallel.tensor_parallel import COLUMNS, GATHERED, ROWS, SPLIT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,8 +154,8 @@ def _read_weights(model: Any) -> Iterator[Weight]:
     tensor_dims = dict.fromkeys(ends, 0)
     for name, module in model.base_model.named_modules():
         style = plan.get(re.sub(r"\.\d+\.", ".*.", name))
-        if style in (COLUMNS, ROWS):
-            tensor_dims |= {id(p): int(style == ROWS) for p in module.parameters(recurse=False)}
+        if style in (COLUMNS, GATHERED, ROWS, SPLIT):
+            tensor_dims |= {id(p): int(style in (ROWS, SPLIT)) for p in module.parameters(recurse=False)}
     experts = {
         id(parameter)
         for module in model.modules()

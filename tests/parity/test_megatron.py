@@ -21,6 +21,7 @@ from transformers import (
 from antiphon.core.errors import UnsupportedError
 from antiphon.inspect.audit import audit
 from antiphon.weights.base import TransferContext
+from tests.parity import test_mixtures as mixtures
 from tests.parity.test_meshes import (
     MODELS,
     SHAPE,
@@ -236,6 +237,24 @@ def test_what_saves_memory_changes_nothing_or_little(bench, models, references, 
     runner, members = bench
     ours, theirs = runner.run(trained(members, models["llama"], {"pipeline": 2}, **PLAIN, **how)), references["llama"]
     assert apart(ours["gradient"], theirs["gradient"]) <= (1e-5 if exact else 0.05)
+
+
+ROUTED = [
+    {"shard": 2, "expert": 2},
+    {"pipeline": 2},
+    {"shard": 2, "expert": 2, "context": 2},
+]
+
+
+@pytest.mark.parametrize("mesh", ROUTED, ids=str)
+def test_its_routers_replay_and_are_balanced_as_those_of_torch(bench, one, models, mesh):
+    (runner, members), (other, alone) = bench, one
+    balanced = mixtures.ALGORITHM.model_copy(update={"expert_balance": 0.5})
+    gradient, moved, balances = other.run(mixtures.trained(alone, models["mixture"], balanced, replayed=True))
+    ours = runner.run(mixtures.trained(members, models["mixture"], balanced, replayed=True, config=PLAIN, **mesh))
+    assert apart(ours[0], gradient) <= 1e-5
+    assert apart(ours[1], moved) <= 1e-5
+    assert ours[2] == pytest.approx(balances, rel=1e-5)
 
 
 def test_a_run_trains_on_it_and_torch_goes_on(project):

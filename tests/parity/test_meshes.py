@@ -16,6 +16,10 @@ from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -74,6 +78,8 @@ MODELS = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=8, tie_word_embeddings=True)),
     "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**SHAPE, head_dim=8)),  # it scales its embedding
+    "phi3": lambda: Phi3ForCausalLM(Phi3Config(**SHAPE)),  # with fused projections
+    "olmo2": lambda: Olmo2ForCausalLM(Olmo2Config(**SHAPE)),  # whose norms are over all heads
     "mixture": lambda: Qwen3MoeForCausalLM(
         Qwen3MoeConfig(**SHAPE, head_dim=8, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=16)
     ),
@@ -321,6 +327,7 @@ OF_EXPERTS = {
     "shard 4, expert 2": {"shard": 4, "expert": 2},
     "expert 2, context 2": {"shard": 2, "expert": 2, "context": 2},
     "expert 2, replicate 2": {"replicate": 2, "shard": 2, "expert": 2},
+    "expert 2, tensor 2": {"shard": 2, "expert": 2, "tensor": 2},
 }
 QUICK = {
     ("llama", "shard 2"),
@@ -335,11 +342,16 @@ QUICK = {
     ("llama", "pipeline 2, interleaved"),
     ("llama", "pipeline 2, tensor 2"),
     ("gemma3", "tensor 2"),
+    ("phi3", "shard 2, tensor 2"),
+    ("olmo2", "tensor 2"),
     ("mixture", "shard 4, expert 2"),
+    ("mixture", "expert 2, tensor 2"),
 }
 CASES = [(model, mesh) for model in ("llama", "qwen3") for mesh in MESHES] + [
     ("gemma3", "tensor 2"),
-    *(("mixture", mesh) for mesh in ("shard 2", *OF_EXPERTS)),
+    ("phi3", "shard 2, tensor 2"),
+    ("olmo2", "tensor 2"),
+    *(("mixture", mesh) for mesh in ("shard 2", "tensor 2", *OF_EXPERTS)),
 ]
 
 
@@ -460,7 +472,12 @@ def test_half_precision_comes_near_it_on_ranks_too(bench, models, references, mo
     assert ours["curve"] == pytest.approx(references[model]["curve"], rel=0.05)
 
 
-ADAPTED = [("qwen3", {"tensor": 2}), ("llama", {"shard": 2, "tensor": 2}), ("llama", {"pipeline": 2})]
+ADAPTED = [
+    ("qwen3", {"tensor": 2}),
+    ("llama", {"shard": 2, "tensor": 2}),
+    ("llama", {"pipeline": 2}),
+    ("phi3", {"tensor": 2}),
+]
 
 
 @pytest.mark.parametrize(

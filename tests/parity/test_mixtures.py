@@ -22,6 +22,8 @@ MESHES = {
     "pipeline 2": {"pipeline": 2},
     "pipeline 2, interleaved": {"pipeline": 2, "pipeline_chunks": 2},
     "expert 2, context 2": {"shard": 2, "expert": 2, "context": 2},
+    "tensor 2": {"tensor": 2},
+    "expert 2, tensor 2": {"shard": 2, "expert": 2, "tensor": 2},
 }
 QUICK = {"context 2", "pipeline 2"}
 

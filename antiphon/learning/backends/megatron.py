@@ -45,7 +45,7 @@ try:
     from megatron.core.optimizer import get_megatron_optimizer
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
-    from antiphon.learning.backends.megatron_model import attention_windows, build_model
+    from antiphon.learning.backends.megatron_model import attention_windows, build_model, sparse_layers
 except ModuleNotFoundError as missing:
     raise UnsupportedError(
         f"the megatron learner cannot be imported here: there is no module {missing.name!r}: "
@@ -85,10 +85,11 @@ class MegatronBackend(OffloadingLearner):
             lora.add_adapters(source, self.config.lora)
         for key, message in megatron_incompatibilities(source.config.to_dict(), self.config.mesh):
             raise UnsupportedError(f"learner.{key}: {message}", key=f"learner.{key}")
-        self._kind, self._layers_with_experts = type(source), find_routers(source)
+        self._kind = type(source)
         self._frequencies = source.base_model.rotary_emb.inv_freq  # of rotary positions
         self._windows = attention_windows(source.config)
         self.shards: MegatronModel = MegatronModel(source, self.mesh, self.config, self.options)
+        self._layers_with_experts = self.shards.find_routers({*map(lora.base_name, dict(source.named_parameters()))})
         self.model = source.to("meta")  # what it is called and how it is written
         self.model.tie_weights()
 
@@ -216,6 +217,18 @@ class MegatronModel(OffloadableModel):
             cut = {name: part.cut for name, part in own.items() if part.cut is not None}
             self._cut = {name: (dim, _evenly(whole[name][dim], sizes.tensor)) for name, dim in cut.items()}
         return own
+
+    def find_routers(self, names: set[str]) -> list[nn.Module]:
+        """Return the routers of all layers with experts, and something else for those on other ranks.
+
+        Args:
+            names: Parameters of the Hugging Face model.
+        """
+        stages, stage = self.mesh.config.pipeline, self.mesh.coordinate("pipeline")
+        layers, own = sparse_layers(names), iter(find_routers(self.model))
+        return [
+            next(own) if layer * stages // self.model.config.num_layers == stage else nn.Module() for layer in layers
+        ]
 
     @cached_property
     def parallel(self) -> DistributedDataParallel:

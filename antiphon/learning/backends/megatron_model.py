@@ -1,5 +1,6 @@
 """Megatron-Core's model for the configuration of a Hugging Face decoder, with whatever is in memory as its weights."""
 
+import re
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from antiphon.learning.mesh_config import count_experts
 
 if not hasattr(moe_utils, "te_general_gemm"):  # forgotten by 0.16.1 where there is no Transformer Engine
     moe_utils.te_general_gemm = None
+
+_ROUTER = re.compile(r"model\.layers\.(\d+)\.mlp\.gate\.weight")
 
 
 def build_model(shape: Any, names: set[str], config: LearnerConfig) -> GPTModel:
@@ -50,8 +53,8 @@ def build_model(shape: Any, names: set[str], config: LearnerConfig) -> GPTModel:
 
 
 def _configure(shape: Any, names: set[str], config: LearnerConfig) -> TransformerConfig:
-    mesh, layers = config.mesh, shape.num_hidden_layers
-    sparse = [int(f"model.layers.{layer}.mlp.gate.weight" in names) for layer in range(layers)]
+    mesh, layers, with_experts = config.mesh, shape.num_hidden_layers, sparse_layers(names)
+    sparse = [int(layer in with_experts) for layer in range(layers)]
     return TransformerConfig(
         num_layers=layers,
         hidden_size=shape.hidden_size,
@@ -101,6 +104,11 @@ def _mixture(shape: Any, sparse: list[int], ranks: int) -> dict[str, Any]:
         "moe_router_load_balancing_type": "none",
         "expert_model_parallel_size": ranks,
     }
+
+
+def sparse_layers(names: set[str]) -> list[int]:
+    """Return the numbers of the layers with experts, from the names of a Hugging Face model's parameters."""
+    return sorted(int(found[1]) for name in names if (found := _ROUTER.fullmatch(name)))
 
 
 def attention_windows(shape: Any) -> list[int | None]:

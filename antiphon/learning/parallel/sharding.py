@@ -37,12 +37,17 @@ from antiphon.learning.parallel.experts import dispatch_to_experts
 from antiphon.learning.parallel.pipeline import Pipeline
 from antiphon.learning.parallel.tensor_parallel import (
     COLUMNS,
+    GATHERED,
+    PARTIAL,
     ROWS,
+    SPLIT,
     check_division,
     copy_input_hook,
     find_expert_layers,
+    gather_output_hook,
     planned_layers,
     reduce_output_hook,
+    split_input_hook,
     vocabulary_embedding,
 )
 from antiphon.learning.parallel.whole_model import GatheredTensor, PipelineForward, WholeModel
@@ -80,17 +85,20 @@ class ShardedModel(WholeModel):
 
     def _divide(self) -> None:
         """Tensor parallelism: layers by columns, then by rows; see Shoeybi et al. 2019, "Megatron-LM"."""
-        model, blocks = self.model, set()
+        model, blocks, group = self.model, set(), self.mesh.group("tensor")
         prefix = f"{model.base_model_prefix}."
         for name, module, style in list(planned_layers(model)):
-            if style == COLUMNS:
+            if style in (COLUMNS, GATHERED):
                 blocks.add(name.rpartition(".")[0])
                 self._cut_linear(prefix + name, module, 0)
-            elif style == ROWS:
+            elif style in (ROWS, SPLIT):
                 self._cut_linear(prefix + name, module, 1)
-            else:
+            elif style == PARTIAL:
                 self._partial += [f"{prefix}{name}.{own}" for own, _ in module.named_parameters()]
-        group = self.mesh.group("tensor")
+            if style == GATHERED:
+                module.register_forward_hook(gather_output_hook(group))
+            elif style == SPLIT:
+                module.register_forward_pre_hook(split_input_hook(group))
         for name in blocks:
             block = model.base_model.get_submodule(name)
             block.register_forward_pre_hook(copy_input_hook(group), with_kwargs=True)

@@ -13,17 +13,16 @@ from transformers import PreTrainedModel
 
 from antiphon.core.decoder_checks import has_ropes_by_layer_type
 from antiphon.core.errors import UnsupportedError
-from antiphon.learning.mesh import copy_to_group, reduce_from_group
+from antiphon.learning.mesh import copy_to_group, gather_from_group, reduce_from_group, split_to_group
 from antiphon.learning.mesh_config import MeshConfig
 from antiphon.learning.model.logprobs import Vocabulary
 
-COLUMNS = "colwise"  # this and the next are names of transformers
-
-
-ROWS = "rowwise"
-
-
+# Names of transformers. What ranks compute of a layer that is cut by columns they gather, if its output is not alike throughout
+# (fused projections), and split again before the next layer, which is cut by rows.
+COLUMNS, GATHERED = "colwise", "colwise_gather_output"
+ROWS, SPLIT = "rowwise", "rowwise_split_input"
 PARTIAL = "replicated_with_grad_allreduce"
+EXPERTS = "moe_tp_experts"  # every rank has them whole: they are divided by `expert`
 
 
 def check_division(model: PreTrainedModel, mesh: MeshConfig, at: str = "learner.mesh") -> None:
@@ -41,13 +40,13 @@ def check_division(model: PreTrainedModel, mesh: MeshConfig, at: str = "learner.
     if mesh.pipeline > 1:
         _check_stages(model, at)
     for name, module, style in planned_layers(model) if mesh.tensor > 1 else ():
-        if style not in (COLUMNS, ROWS, PARTIAL):
+        if style not in (COLUMNS, GATHERED, ROWS, SPLIT, PARTIAL, EXPERTS):
             raise UnsupportedError(f"{at}.tensor: {name} of {kind} cannot be cut ({style})", key=f"{at}.tensor")
-        if style == ROWS and getattr(module, "base_layer", module).bias is not None:
+        if style in (ROWS, SPLIT) and getattr(module, "base_layer", module).bias is not None:
             message = f"{at}.tensor: {name} of {kind} has a bias, which cannot be cut by rows"
             raise UnsupportedError(message, key=f"{at}.tensor")
         styles.add(style)
-    if mesh.tensor > 1 and COLUMNS not in styles:
+    if mesh.tensor > 1 and not styles & {COLUMNS, GATHERED}:
         raise UnsupportedError(f"{at}.tensor: there is no plan of how to cut a {kind}", key=f"{at}.tensor")
     if mesh.expert > 1 and not find_expert_layers(model):
         raise UnsupportedError(f"{at}.expert: {kind} has no layers of experts to divide", key=f"{at}.expert")
@@ -106,6 +105,24 @@ def reduce_output_hook(group: Any) -> Callable[..., Any]:
         )
 
     return leave
+
+
+def gather_output_hook(group: Any) -> Callable[..., Any]:
+    """Return a hook on a layer's output: the columns [..., n] of all ranks, which all compute the same with them."""
+
+    def leave(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        return gather_from_group(output.movedim(-1, 0), group).movedim(0, -1)
+
+    return leave
+
+
+def split_input_hook(group: Any) -> Callable[..., Any]:
+    """Return a hook on a layer's input, which all ranks have: this rank's columns of it."""
+
+    def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return split_to_group(args[0].movedim(-1, 0), group).movedim(0, -1), *args[1:]
+
+    return enter
 
 
 def vocabulary_embedding(embedding: nn.Embedding, vocabulary: Vocabulary) -> Callable[[torch.Tensor], torch.Tensor]:

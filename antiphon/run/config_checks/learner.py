@@ -28,13 +28,8 @@ def check_ranks(config: "RunConfig") -> Iterator[Problem]:
             else ()
         )
         yield from ((f"{at}.optimizer.{key}", message) for key, message in found)
-    if config.engine.routed_experts and learner.kind == "megatron":
-        yield "engine.routed_experts", "needs learner.kind: torch; the megatron learner cannot replay experts"
-    if algorithm.expert_balance and learner.kind in OPTIONS:
-        yield (
-            "algorithm.expert_balance",
-            f"needs learner.kind: torch, not {learner.kind!r}",
-        )
+    if algorithm.expert_balance and learner.kind == "deepspeed":
+        yield "algorithm.expert_balance", "needs learner.kind: torch or megatron, not 'deepspeed'"
     if config.cluster.debug:
         yield from learner.debug_problems()
     if learner.mesh.world == 1:

@@ -338,7 +338,7 @@ REMOTE = ["tasks.0.reward=judge", "tasks.0.reward_options={address: 'http://j/v1
         (["cluster.kind=ray", "engine.python=other/python"], "engine.python"),
         (["cluster.kind=ray", "engine.also=[{python: other/python}]"], "engine.also.0.python"),
         (["cluster.debug=true", "learner.kind=megatron"], "cluster.debug"),
-        (["engine.routed_experts=true", "learner.kind=megatron"], "engine.routed_experts"),
+        (["algorithm.expert_balance=1", "learner.kind=deepspeed", "learner.mesh.shard=2"], "algorithm.expert_balance"),
         (["learner.kind=megatron", "learner.mesh={shard: 2, replicate: 2}"], "learner.mesh.replicate"),
         (["learner.kind=megatron", "learner.mesh={tensor: 2}", "algorithm.rhythm.kind=local"], "learner.mesh"),
         (
