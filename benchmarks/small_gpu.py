@@ -9,7 +9,7 @@ Each seed has one supervised warm start, from which all ways go on:
 * `offloaded`: the same, with `learner.cpu_offload`;
 * `8bit`: the same, with `learner.optimizer.moments=8bit`;
 * `adapters`: LoRA, with a learning rate for it;
-* `nf4`: the same on a base of four bits, where engines have the base as it was.
+* `nf4`: the same on a base of four bits, which engines have, too.
 
 Figures are accuracies on the test problems. `difference` is the mean over the seeds of the accuracy minus that of `plain`, for
 `nf4` of `adapters`; `slack` is half of Student's interval at 95 %, over pairs of one seed. `mismatch_kl` is the mean of
