@@ -234,8 +234,7 @@ def _get_terminal(sandbox: Sandbox, name: str) -> Terminal | None:
 
 def _close_session(sandbox: Sandbox, name: str) -> None:
     session = sandbox.sessions.pop(name, None)
-    if (terminal := sandbox.terminals.pop(name, None)) is not None:
-        terminal.close()
+    sandbox.terminals.pop(name, None)  # whose program ends with the session
     if session is not None:
         session.close()
 

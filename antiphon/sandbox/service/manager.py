@@ -264,8 +264,6 @@ class Sandboxes:
         self._forget_old()
 
     async def _close(self, sandbox: Sandbox) -> None:
-        for terminal in sandbox.terminals.values():
-            terminal.close()
         for session in (*sandbox.sessions.values(), *sandbox.spare):
             session.close()
         sandbox.sessions.clear()

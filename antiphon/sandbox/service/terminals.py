@@ -64,7 +64,7 @@ def _search(wanted: "regex.Pattern[str]", text: str) -> "tuple[regex.Match[str] 
 
 
 class Terminal:
-    """A program that runs in a terminal. It takes the session until it ends."""
+    """A program that runs in a terminal. It takes the session until it ends, and ends with the session."""
 
     def __init__(self, sandbox: ShellSandbox, session: Session, command: str, seconds: float, keep: int) -> None:
         """Start a command.
@@ -83,13 +83,9 @@ class Terminal:
         self._stream: asyncio.Future[ProgramStream] = asyncio.get_running_loop().create_future()
         self._exit_code: int | None = None
         self.ended = False
-        self._task = asyncio.create_task(self._run(run_in_terminal(sandbox, session, command, seconds)))
-        _RUNNING.add(self._task)
-        self._task.add_done_callback(_RUNNING.discard)
-
-    def close(self) -> None:
-        """End the program."""
-        self._task.cancel()
+        task = asyncio.create_task(self._run(run_in_terminal(sandbox, session, command, seconds)))
+        _RUNNING.add(task)
+        task.add_done_callback(_RUNNING.discard)
 
     async def _run(self, opening: AbstractAsyncContextManager[ProgramStream]) -> None:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
