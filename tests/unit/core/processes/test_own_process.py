@@ -15,8 +15,9 @@ PROGRAM = """
 
     kept = Library()
     atexit.register(print, "exit functions")
-    ThreadPoolExecutor(1).submit(print, "pool")  # its thread waits for more
-    threading.Thread(target=lambda: (threading.main_thread().join(0.01), print("thread"))).start()
+    say = sys.stdout.write  # a word and its end at once, which print is not
+    ThreadPoolExecutor(1).submit(say, "pool\\n")  # its thread waits for more
+    threading.Thread(target=lambda: (threading.main_thread().join(0.01), say("thread\\n"))).start()
     sys.stdout.write("unflushed ")
     end_process()
 """
