@@ -112,14 +112,19 @@ def server(request):
         assert made.left() == []
 
 
-@pytest.fixture(scope="module")
-def sandbox(server):
+def start(server, program=PROGRAM, ready="(exec 3<>/dev/tcp/127.0.0.1/7000) 2>&-"):
+    """Start a sandbox in which a program runs, which is ready once this command succeeds."""
     sandbox_id = server.start()
-    server.result("/write_file", sandbox_id=sandbox_id, path="servers.py", content=PROGRAM)
+    server.result("/write_file", sandbox_id=sandbox_id, path="program.py", content=program)
     server.result("/create_session", sandbox_id=sandbox_id, session="s")
-    command = "python3 servers.py & until (exec 3<>/dev/tcp/127.0.0.1/7000) 2>&-; do sleep 0.1; done"
+    command = f"python3 program.py & until {ready}; do sleep 0.1; done"
     server.result("/run_in_session", sandbox_id=sandbox_id, session="s", command=command)
     return sandbox_id
+
+
+@pytest.fixture(scope="module")
+def sandbox(server):
+    return start(server)
 
 
 def address(server, sandbox_id, rest):
@@ -201,11 +206,7 @@ def test_either_side_can_end_it(server, sandbox):
 
 
 def test_it_ends_with_its_sandbox(server):
-    other = server.start()
-    server.result("/write_file", sandbox_id=other, path="servers.py", content=PROGRAM)
-    server.result("/create_session", sandbox_id=other, session="s")
-    command = "python3 servers.py & until (exec 3<>/dev/tcp/127.0.0.1/7000) 2>&-; do sleep 0.1; done"
-    server.result("/run_in_session", sandbox_id=other, session="s", command=command)
+    other = start(server)
     with opened(server, other, "portforward?port=7000") as socket:
         server.result("/stop", sandbox_id=other)
         with pytest.raises(ConnectionClosed):
@@ -410,12 +411,7 @@ PINGING, READS_NOTHING, COUNTING, TAKES_NONE = range(7100 + len(ANSWERS), 7104 +
 
 @pytest.fixture(scope="module")
 def hostile(server):
-    sandbox_id = server.start()
-    server.result("/write_file", sandbox_id=sandbox_id, path="hostile.py", content=HOSTILE)
-    server.result("/create_session", sandbox_id=sandbox_id, session="s")
-    command = "python3 hostile.py & until [ -e /tmp/ready ]; do sleep 0.1; done"
-    server.result("/run_in_session", sandbox_id=sandbox_id, session="s", command=command)
-    return sandbox_id
+    return start(server, HOSTILE, "[ -e /tmp/ready ]")
 
 
 def test_hostile_answers_break_nothing(server, hostile):
@@ -473,12 +469,7 @@ def test_a_connection_may_last_longer_than_a_request():
     """And the service ends in order while clients are connected, one of which has begun to close and reads nothing."""
     made = Server(*SMALL, "request_seconds=1")
     try:
-        sandbox_id = made.start()
-        made.result("/write_file", sandbox_id=sandbox_id, path="servers.py", content=PROGRAM)
-        made.result("/create_session", sandbox_id=sandbox_id, session="s")
-        command = "python3 servers.py & until (exec 3<>/dev/tcp/127.0.0.1/7000) 2>&-; do sleep 0.1; done"
-        made.result("/run_in_session", sandbox_id=sandbox_id, session="s", command=command)
-        with opened(made, sandbox_id, "portforward?port=7000") as socket:
+        with opened(made, start(made), "portforward?port=7000") as socket:
             for number in range(4):
                 time.sleep(0.5)  # longer in all than a request may take to arrive
                 socket.send(f"{number}")
