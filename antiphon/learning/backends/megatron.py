@@ -19,8 +19,9 @@ from antiphon.core.errors import ConfigError, UnsupportedError
 from antiphon.core.optional_packages import how_to_install
 from antiphon.core.types import Pack
 from antiphon.learning.backend_options import MegatronOptions, megatron_incompatibilities
-from antiphon.learning.backends.megatron_attention import AttentionInputs
+from antiphon.learning.backends.megatron_attention import AttentionInputs, PackedAttention
 from antiphon.learning.backends.megatron_lora import adapter_parts, add_adapters
+from antiphon.learning.backends.megatron_model import attention_windows, sparse_layers, transformer_settings
 from antiphon.learning.backends.megatron_names import SCORE, Part, parts
 from antiphon.learning.backends.offloaded_storages import OffloadableModel, OffloadingLearner, find_tensors
 from antiphon.learning.checkpointed_learner import GatherTensor
@@ -41,16 +42,21 @@ try:
         DistributedDataParallelConfig,
         finalize_model_grads,
     )
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
     from megatron.core.optimizer import get_megatron_optimizer
     from megatron.core.pipeline_parallel import get_forward_backward_func
-
-    from antiphon.learning.backends.megatron_model import attention_windows, build_model, sparse_layers
+    from megatron.core.transformer.moe import moe_utils
+    from megatron.core.transformer.transformer_config import TransformerConfig
 except ModuleNotFoundError as missing:
     raise UnsupportedError(
         f"the megatron learner cannot be imported here: there is no module {missing.name!r}: "
         f"{how_to_install('megatron-core')}"
     ) from missing
+
+if not hasattr(moe_utils, "te_general_gemm"):  # forgotten by 0.16.1 where there is no Transformer Engine
+    moe_utils.te_general_gemm = None
 
 T = TypeVar("T")
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -166,7 +172,7 @@ class MegatronModel(OffloadableModel):
             # As our mesh has them: the ranks of a context are closer to each other than others, but not than those of experts.
             order="tp-ep-dp-cp-pp" if sizes.expert > 1 else "tp-cp-ep-dp-pp",
         )
-        WholeModel.__init__(self, build_model(source.config, {*map(lora.base_name, whole)}, config))
+        WholeModel.__init__(self, _build(source.config, {*map(lora.base_name, whole)}, config))
         self.mesh, self.data, self._sharded = mesh, mesh.data, False
         self._distributed = options.distributed_optimizer
         self.parts = self._place(source, {name: tensor.shape for name, tensor in whole.items()}, config.lora)
@@ -434,6 +440,35 @@ class _Schedule:
             forward_only=model is self._shards.model,
         )
         return found
+
+
+def _build(shape: Any, names: set[str], config: LearnerConfig) -> GPTModel:
+    """Build Megatron's model, with whatever is in memory as its weights.
+
+    Args:
+        shape: Configuration of the model.
+        names: Names of its parameters in Hugging Face's model.
+        config: Mesh of the learner, and what saves memory.
+    """
+    made, scores = TransformerConfig(**transformer_settings(shape, names, config)), SCORE in names
+    spec = get_gpt_decoder_block_spec(made, use_transformer_engine=False, normalization="RMSNorm")
+    for layer in spec.layer_specs:
+        layer.submodules.self_attention.submodules.core_attention = PackedAttention
+    spec.layer_norm = spec.layer_specs[0].submodules.input_layernorm
+    model = GPTModel(
+        made,
+        spec,
+        vocab_size=-(-shape.vocab_size // config.mesh.tensor) * config.mesh.tensor,
+        max_sequence_length=shape.max_position_embeddings,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        share_embeddings_and_output_weights=shape.tie_word_embeddings and not scores,
+        position_embedding_type="none",  # positions come with each pack
+    )
+    if scores and model.post_process:
+        del model.output_layer
+        model.score = nn.Linear(shape.hidden_size, 1, bias=False, device=model.decoder.final_layernorm.weight.device)
+    return model
 
 
 def _evenly(count: int, ranks: int) -> list[int]:

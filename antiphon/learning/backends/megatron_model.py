@@ -1,61 +1,29 @@
-"""Megatron-Core's model for the configuration of a Hugging Face decoder, with whatever is in memory as its weights."""
+"""The settings of Megatron-Core's model for the configuration of a Hugging Face decoder. Imports no megatron."""
 
 import re
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from megatron.core import parallel_state
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
-from megatron.core.models.gpt.gpt_model import GPTModel
-from megatron.core.transformer.moe import moe_utils
-from megatron.core.transformer.transformer_config import TransformerConfig
-from torch import nn
 
-from antiphon.learning.backends.megatron_attention import PackedAttention
-from antiphon.learning.backends.megatron_names import SCORE, head_size
+from antiphon.learning.backends.megatron_names import head_size
 from antiphon.learning.config import LearnerConfig
 from antiphon.learning.mesh_config import count_experts
-
-if not hasattr(moe_utils, "te_general_gemm"):  # forgotten by 0.16.1 where there is no Transformer Engine
-    moe_utils.te_general_gemm = None
 
 _ROUTER = re.compile(r"model\.layers\.(\d+)\.mlp\.gate\.weight")
 
 
-def build_model(shape: Any, names: set[str], config: LearnerConfig) -> GPTModel:
-    """Build Megatron's model, with whatever is in memory as its weights.
+def transformer_settings(shape: Any, names: set[str], config: LearnerConfig) -> dict[str, Any]:
+    """Return the arguments of Megatron's `TransformerConfig`.
 
     Args:
         shape: Configuration of the model.
         names: Names of its parameters in Hugging Face's model.
         config: Mesh of the learner, and what saves memory.
     """
-    made, scores = _configure(shape, names, config), SCORE in names
-    spec = get_gpt_decoder_block_spec(made, use_transformer_engine=False, normalization="RMSNorm")
-    for layer in spec.layer_specs:
-        layer.submodules.self_attention.submodules.core_attention = PackedAttention
-    spec.layer_norm = spec.layer_specs[0].submodules.input_layernorm
-    model = GPTModel(
-        made,
-        spec,
-        vocab_size=-(-shape.vocab_size // config.mesh.tensor) * config.mesh.tensor,
-        max_sequence_length=shape.max_position_embeddings,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
-        share_embeddings_and_output_weights=shape.tie_word_embeddings and not scores,
-        position_embedding_type="none",  # positions come with each pack
-    )
-    if scores and model.post_process:
-        del model.output_layer
-        model.score = nn.Linear(shape.hidden_size, 1, bias=False, device=model.decoder.final_layernorm.weight.device)
-    return model
-
-
-def _configure(shape: Any, names: set[str], config: LearnerConfig) -> TransformerConfig:
     mesh, layers, with_experts = config.mesh, shape.num_hidden_layers, sparse_layers(names)
     sparse = [int(layer in with_experts) for layer in range(layers)]
-    return TransformerConfig(
+    return dict(
         num_layers=layers,
         hidden_size=shape.hidden_size,
         num_attention_heads=shape.num_attention_heads,
