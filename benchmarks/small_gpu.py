@@ -7,7 +7,7 @@ Each seed has one supervised warm start, from which all ways go on:
 
 * `plain`: all weights, float32;
 * `offloaded`: the same, with `learner.cpu_offload`;
-* `8bit`: the same, with `learner.optimizer.moments=8bit`;
+* `moments`: the same, with `learner.optimizer.moments=8bit`;
 * `adapters`: LoRA, with a learning rate for it;
 * `nf4`: the same on a base of four bits, which engines have, too.
 
@@ -30,7 +30,7 @@ ADAPTERS = ("learner.lora={rank: 32, alpha: 64}", "learner.optimizer.learning_ra
 WAYS = {  # and what each is compared with
     "plain": ("plain", ()),
     "offloaded": ("plain", ("learner.cpu_offload=true",)),
-    "8bit": ("plain", ("learner.optimizer.moments=8bit",)),
+    "moments": ("plain", ("learner.optimizer.moments=8bit",)),
     "adapters": ("plain", ADAPTERS),
     "nf4": ("adapters", (*ADAPTERS, "learner.lora.quantize=nf4")),
 }
