@@ -80,7 +80,7 @@ def sparse_layers(names: set[str]) -> list[int]:
 
 
 def attention_windows(shape: Any) -> list[int | None]:
-    """How far each layer looks back; None if to the beginning."""
+    """Return the number of tokens that each layer looks back, [layers]; None if to the beginning."""
     window, layers = getattr(shape, "sliding_window", None), shape.num_hidden_layers
     kinds = getattr(shape, "layer_types", None) or ["sliding_attention"] * layers
     return [window if kind == "sliding_attention" else None for kind in kinds]

@@ -28,7 +28,7 @@ _RUNNING: set["asyncio.Task[None]"] = set()  # the event loop itself would not k
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What a program has said to a line."""
+    """Output of a program in answer to a line."""
 
     output: str
     """The text before the match, or to the end of the program."""

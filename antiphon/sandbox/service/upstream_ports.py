@@ -20,7 +20,7 @@ from antiphon.sandbox.sessions.pipe_reader import CHUNK
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceAddress:
-    """Where a service listens: at a URL, or at a Unix socket."""
+    """Address of a service: a URL, or a Unix socket."""
 
     url: str
     socket: Path | None = None
