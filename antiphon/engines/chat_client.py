@@ -61,11 +61,11 @@ class OpenAIChatClient:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         self._client = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits)
 
-    async def __call__(self, messages: Sequence[Mapping[str, str]], **settings: Any) -> str:
+    async def __call__(self, messages: Sequence[Mapping[str, Any]], **settings: Any) -> str:
         """Return the text of the model's reply; see `ask`."""
         return (await self.ask(messages, **settings)).content
 
-    async def ask(self, messages: Sequence[Mapping[str, str]], **settings: Any) -> ChatReply:
+    async def ask(self, messages: Sequence[Mapping[str, Any]], **settings: Any) -> ChatReply:
         """Return the reply of the model.
 
         Args:

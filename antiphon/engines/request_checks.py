@@ -6,13 +6,16 @@ import numpy as np
 
 from antiphon.core.errors import RequestError, UnsupportedError
 from antiphon.core.types import GenerateRequest, Sampling
+from antiphon.core.types.completions import require_places
 
 MIN_SERVED_TEMPERATURE = 0.01  # vLLM raises lower temperatures to this, and says so in its log only
 MAX_VLLM_TEMPERATURE = 2.0  # above which vLLM raises
 MIN_TEMPERATURE = 1e-20  # float32 logits divided by much less than this are infinite
 
 
-def validate_request(request: GenerateRequest, max_length: int, vocabulary: int, *, decodes: bool) -> None:
+def validate_request(
+    request: GenerateRequest, max_length: int, vocabulary: int, *, decodes: bool, reads_images: bool = False
+) -> None:
     """Raise `RequestError` for a request that no engine can run.
 
     Args:
@@ -20,6 +23,7 @@ def validate_request(request: GenerateRequest, max_length: int, vocabulary: int,
         max_length: Most tokens of a sequence, prompt included.
         vocabulary: Number of tokens that the model knows.
         decodes: True if the engine has a tokenizer, which stop strings need.
+        reads_images: True if the engine has a vision-language model.
     """
     tokens, sampling = request.tokens, request.sampling
     if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype.kind not in "iu":
@@ -34,8 +38,12 @@ def validate_request(request: GenerateRequest, max_length: int, vocabulary: int,
         )
     if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
         raise RequestError(f"request {request.id!r} has tokens outside the vocabulary of {vocabulary}")
-    if request.attachments:
+    if request.attachments and not reads_images:
         raise RequestError(f"request {request.id!r} has attachments; the engine reads text only")
+    try:
+        require_places(f"request {request.id!r}", prompt, request.attachments)
+    except ValueError as error:
+        raise RequestError(str(error)) from error
     if sampling.stop and not decodes:
         raise RequestError(f"request {request.id!r} has stop strings, but the engine was given no tokenizer")
     for name in _invalid_settings(sampling):

@@ -224,6 +224,8 @@ class LearnerConfig(Config):
     def incompatibilities(self, shape: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """Yield the reasons why this learner cannot train a model, from its config.json: (key, message)."""
         yield from ((f"mesh.{key}", message) for key, message in self.mesh.incompatibilities(shape))
+        if self.kind in OPTIONS and "vision_config" in shape:
+            yield "kind", f"{self.kind!r} trains no vision-language models. Use kind: torch"
         if self.kind == "megatron":
             yield from megatron_incompatibilities(shape, self.mesh)
 

@@ -10,6 +10,7 @@ from antiphon.core.types import (
     AttemptId,
     AttemptStatus,
     IntArray,
+    PlacedImage,
     PolicyVersion,
     Sample,
     Score,
@@ -20,9 +21,11 @@ from antiphon.core.types import (
 )
 from antiphon.learning.batch import BatchOptions, build_batch
 
+Example = tuple[IntArray, IntArray] | tuple[IntArray, IntArray, tuple[PlacedImage, ...]]
 
-def supervised_batch(examples: Sequence[tuple[IntArray, IntArray]], tokens_per_pack: int, ranks: int = 1) -> TrainBatch:
-    """One update on (prompt [P], response [C]) pairs: the mean negative log-likelihood of all response tokens."""
+
+def supervised_batch(examples: Sequence[Example], tokens_per_pack: int, ranks: int = 1) -> TrainBatch:
+    """One update on (prompt [P], response [C]) pairs, some with images: the mean negative log-likelihood of response tokens."""
     return token_mean_batch(
         [make_response(number, *given) for number, given in enumerate(examples)], tokens_per_pack, ranks
     )
@@ -73,9 +76,11 @@ def make_scored_pair(number: int, prompt: IntArray, chosen: IntArray, rejected: 
     ]
 
 
-def make_response(number: int, prompt: IntArray, response: IntArray) -> list[Sample]:
-    """The one response to a prompt, tokens [P] and [C]."""
-    return [sample_from_tokens(AttemptId(number, 0, 0), prompt, response)]
+def make_response(
+    number: int, prompt: IntArray, response: IntArray, images: tuple[PlacedImage, ...] = ()
+) -> list[Sample]:
+    """The one response to a prompt, tokens [P] and [C], and the prompt's images."""
+    return [sample_from_tokens(AttemptId(number, 0, 0), prompt, response, images)]
 
 
 def make_text(number: int, prompt: IntArray, response: IntArray) -> list[Sample]:
@@ -83,7 +88,9 @@ def make_text(number: int, prompt: IntArray, response: IntArray) -> list[Sample]
     return make_response(number, prompt[:0], np.concatenate([prompt, response]))
 
 
-def sample_from_tokens(identity: AttemptId, prompt: IntArray, response: IntArray) -> Sample:
+def sample_from_tokens(
+    identity: AttemptId, prompt: IntArray, response: IntArray, images: tuple[PlacedImage, ...] = ()
+) -> Sample:
     """A response that was written, tokens [P] and [C]: those of the response are in the loss."""
     tokens = np.concatenate([prompt, response])
     zeros = np.zeros(len(tokens), dtype=np.float32)
@@ -104,6 +111,7 @@ def sample_from_tokens(identity: AttemptId, prompt: IntArray, response: IntArray
             logprobs=zeros,
             versions=zeros.astype(np.int32),
             turns=(),
+            images=images,
         ),
         streams=Streams(),
         advantages=zeros,

@@ -73,6 +73,10 @@ class MeshConfig(Config):
         }
         if self.expert > 1 and not any(count for key, count in shape.items() if "expert" in key):
             yield "expert", f"{self.expert} ranks have no experts to divide: its layers are dense"
+        if "vision_config" in shape:
+            for axis in ("context", "tensor", "pipeline", "expert"):
+                if (ranks := getattr(self, axis)) > 1:
+                    yield axis, f"{ranks}: a vision-language model is divided by replicate and shard only"
         for key, counts in parts.items():
             for what, count in counts.items():
                 if count and count % getattr(self, key):

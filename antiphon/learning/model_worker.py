@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from antiphon.algorithms.routing import Balance, Routers, find_routers
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import ROUTED_EXPERTS, Pack
+from antiphon.core.vision import VisionEncoder, decoder_of, encoder_parameters, reads_images
 from antiphon.core.workers import Worker
 from antiphon.learning.config import LearnerConfig
 from antiphon.learning.host_device_copy import save_on_host, to_device
@@ -21,6 +22,7 @@ from antiphon.learning.mesh import TIMEOUT, Mesh, connect_store, copy_to_group, 
 from antiphon.learning.model import lora
 from antiphon.learning.model.attention import CONTEXT_ATTENTION, AttentionReader
 from antiphon.learning.model.attention import PACKED_ATTENTION as PACKED_ATTENTION
+from antiphon.learning.model.image_inputs import decoder_inputs
 from antiphon.learning.model.loading import Checkpoint, resolve_device
 from antiphon.learning.model.memory_efficient_layers import use_memory_efficient_layers
 from antiphon.learning.model.pack_layout import PackLayout, loss_sequences, previous_tokens
@@ -72,6 +74,7 @@ class ModelWorker(Worker):
         self.seed = seed
         self.device = resolve_device(config.device)
         self.mesh: Mesh | None = None
+        self._encoder: VisionEncoder | None = None  # once a pack has images
         self._routers: Routers | None = None  # once they replay experts or balance them
         self._balance = 0.0  # weight of the balance loss
         self._sequences = 1  # in the current update
@@ -183,20 +186,35 @@ class ModelWorker(Worker):
     def _run_layers(self, pack: Pack, layout: PackLayout, reader: AttentionReader | None = None) -> torch.Tensor:
         """Run the layers of this rank; return the hidden states of the tokens that it computes, [n, H]."""
         here, context = self._context(len(layout.positions))
-        if (incoming := self.shards.incoming) is not None:
-            given = {"inputs_embeds": incoming}
-        else:
-            given = {"input_ids": self._tokens(pack, layout)[None, here]}
         with save_on_host() if self.config.activation_offload else nullcontext():
-            hidden: torch.Tensor = self.model.base_model(
-                **given,
-                position_ids=layout.positions[None, here],
+            hidden: torch.Tensor = decoder_of(self.model)(
+                **self._decoder_inputs(pack, layout, here),
                 use_cache=False,
                 layout=layout,
                 reader=reader,
                 context=context,
             ).last_hidden_state[0]
         return hidden
+
+    def _decoder_inputs(self, pack: Pack, layout: PackLayout, here: slice) -> dict[str, Any]:
+        """Return what the layers of this rank begin with: tokens, what the rank before made of them, or embeddings."""
+        positions = {"position_ids": layout.positions[None, here]}
+        if self.shards.incoming is not None:
+            return positions | {"inputs_embeds": self.shards.incoming}
+        if not pack.images and not self._reads_images_together:
+            return positions | {"input_ids": self._tokens(pack, layout)[None, here]}
+        self._encoder = self._encoder or VisionEncoder(self.model, self.model_path)
+        given = decoder_inputs(self._encoder, pack, self._tokens(pack, layout), layout.positions)
+        if self._reads_images_together and torch.is_grad_enabled():
+            # FSDP adds up the gradients that ranks have: all must have one of each parameter, if it is 0, whatever their packs.
+            zero = 0 * sum(parameter.sum() for parameter in encoder_parameters(self.model))
+            given["inputs_embeds"] = given["inputs_embeds"] + zero
+        return given
+
+    @property
+    def _reads_images_together(self) -> bool:
+        """True if several ranks have a vision-language model together."""
+        return self.mesh is not None and reads_images(self.model.config)
 
     def _tokens(self, pack: Pack, layout: PackLayout) -> torch.Tensor:
         """Return the tokens of a pack, padded to the length of its layout, [T]."""

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from antiphon.core.types import FloatArray, Pack, Sample, Segment, Streams, StreamSpec
+from antiphon.core.types import FloatArray, Pack, PlacedImage, Sample, Segment, Streams, StreamSpec
 from antiphon.core.types.streams import pad_rows
 from antiphon.learning.prefix_tree import Span, SpanPath, build_prefix_tree, owners_in_pack
 
-PACK_ARRAYS = tuple(spec.name for spec in fields(Pack) if spec.name != "streams")
+PACK_ARRAYS = tuple(spec.name for spec in fields(Pack) if spec.name not in ("streams", "images"))
 _ONE_SPAN = {"lengths": 1, "parents": -1, "owners": 0, "ends": 0}
 
 
@@ -182,7 +182,18 @@ def _make_pack(placed: Sequence[tuple[WeightedSample, SpanPath]]) -> Pack:
         streams=Streams(
             {spec: concatenate([_stream(each, spec, row) for each in samples]) for spec, row in rows.items()}
         ),
+        images=_pack_images(segments, owners),
     )
+
+
+def _pack_images(segments: Sequence[Segment], owners: Mapping[Span, int]) -> tuple[PlacedImage, ...]:
+    """Return the images of a pack: no span begins or ends within one."""
+    found, begin = list[PlacedImage](), 0
+    for span, owner in owners.items():
+        own = (image for image in segments[owner].images if span.start <= image.start < span.stop)
+        found += [image.shifted(begin - span.start) for image in own]
+        begin += len(span)
+    return tuple(found)
 
 
 def _row_shapes(samples: Sequence[Sample]) -> dict[StreamSpec, tuple[int, ...]]:

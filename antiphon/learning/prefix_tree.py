@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,10 +40,11 @@ def build_prefix_tree(segments: Sequence[Segment], share: bool) -> list[SpanPath
     if not share:
         return [[Span(number, 0, len(segment.tokens), None)] for number, segment in enumerate(segments)]
     root, ends = Span(-1, 0, 0, None), []
+    keys = [segment.token_keys() for segment in segments]
     for number, segment in enumerate(segments):
         span = root
         while span.stop < len(segment.tokens):
-            span = _insert_next_span(span, number, segments)
+            span = _insert_next_span(span, number, segments, keys)
         ends.append(span)
     return [_path_to(end) for end in ends]
 
@@ -57,18 +59,26 @@ def owners_in_pack(segments: Sequence[Segment], paths: Sequence[SpanPath]) -> di
     return owners
 
 
-def _insert_next_span(here: Span, number: int, segments: Sequence[Segment]) -> Span:
-    """Return the span of a segment after the one it has come to: its longest prefix shared with another, or the rest of it."""
+def _insert_next_span(
+    here: Span, number: int, segments: Sequence[Segment], keys: Sequence[NDArray[np.integer[Any]]]
+) -> Span:
+    """Return the span of a segment after the one it has come to: its longest prefix shared with another, or the rest of it.
+
+    `keys` are the `token_keys` of the segments.
+    """
     own, start = segments[number], here.stop
-    candidates = here.children.setdefault(int(own.tokens[start]), [])
-    stops = [shared_prefix_end(own, segments[span.owner], start, span.stop) for span in candidates]
+    candidates = here.children.setdefault(int(keys[number][start]), [])
+    stops = [
+        _shared_end(own, segments[span.owner], start, _equal_until(keys[number], keys[span.owner], start, span.stop))
+        for span in candidates
+    ]
     stop = max(stops, default=start)
     if stop == start:
         candidates.append(Span(number, start, len(own.tokens), here))
         return candidates[-1]
     span = candidates[place := stops.index(stop)]
     if stop < span.stop:
-        rest, after = span, int(segments[span.owner].tokens[stop])
+        rest, after = span, int(keys[span.owner][stop])
         span = candidates[place] = Span(rest.owner, start, stop, here, {after: [rest]})
         rest.start, rest.parent = stop, span
     if own.loss_mask[start:stop].any():
@@ -76,17 +86,20 @@ def _insert_next_span(here: Span, number: int, segments: Sequence[Segment]) -> S
     return span
 
 
-def shared_prefix_end(one: Segment, other: Segment, start: int, stop: int) -> int:
-    """Return where two segments that are equal up to `start` diverge, at most `stop`.
+def _equal_until(one: NDArray[np.integer[Any]], other: NDArray[np.integer[Any]], start: int, stop: int) -> int:
+    """Return the place, at most `stop`, up to which two arrays that are equal up to `start` are equal."""
+    stop = min(stop, len(one))
+    differ = one[start:stop] != other[start:stop]
+    return start + int(differ.argmax()) if differ.any() else stop
 
-    They diverge where their tokens do, and where both would have loss tokens in one span; never within tokens that were sampled
-    together.
+
+def _shared_end(one: Segment, other: Segment, start: int, stop: int) -> int:
+    """Return the end of the span that two segments, which are equal up to `stop`, share from `start` on.
+
+    It ends where both would have loss tokens in one span, but never within tokens that were sampled together.
     """
     if one.loss_mask[start] and other.loss_mask[start]:
         return start
-    stop = min(stop, len(one.tokens))
-    differ = one.tokens[start:stop] != other.tokens[start:stop]
-    stop = start + int(differ.argmax()) if differ.any() else stop
     first, second = (np.flatnonzero(segment.loss_mask[start:stop]) for segment in (one, other))
     if len(first) and len(second):
         stop = start + max(int(first[0]), int(second[0]))

@@ -20,6 +20,7 @@ from antiphon.learning.host_device_copy import sum_measures
 from antiphon.learning.mesh import Mesh
 from antiphon.learning.model import lora
 from antiphon.learning.model.attention_stats import AllLayersRead, AttentionStatsReader, middle_layers
+from antiphon.learning.model.hf_checkpoint import rename_as_in_files
 from antiphon.learning.model.loading import head_weight, load_model
 from antiphon.learning.model.logprobs import token_logprobs
 from antiphon.learning.pack_learner import PackLearner
@@ -57,7 +58,8 @@ class TorchLearner(PackLearner):
             return self._publish_pieces(version, transfer, self.shards)
         named, base = self.shards.gather_parameters(), None
         if self.config.lora is not None:
-            named = flatten_adapters(lora.adapter_pairs(self.shards.gather_parameters(trained=True)))
+            pairs = lora.adapter_pairs(self.shards.gather_parameters(trained=True))
+            named = flatten_adapters(rename_as_in_files(self.model, pairs))
             base = Adapters(self.model_path, self.config.lora.scale)
         if self._is_first:
             return open_channel(transfer).send(named, version, base)

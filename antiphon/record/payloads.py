@@ -13,7 +13,7 @@ from pathlib import Path
 from antiphon.core.errors import RecordError
 from antiphon.core.failpoints import hit
 from antiphon.core.types import AttemptId, Group, PayloadReference, Trajectory
-from antiphon.record import safe_files, trajectories
+from antiphon.record import image_files, safe_files, trajectories
 from antiphon.record.run_dir import atomic_write, make_write_error
 
 
@@ -56,6 +56,7 @@ class PayloadWriter:
 def _write_durably(path: Path, lineage: int, written: Sequence[Trajectory]) -> None:
     """Write trajectories to a file that is durable or not there; raise `RecordError` if it cannot be written."""
     try:
+        image_files.write_images(path.parent, written)
         with atomic_write(path) as file:
             trajectories.write(file, lineage, written)
             hit("rollouts.write")

@@ -11,7 +11,7 @@ from typing import IO, Any
 from antiphon.core.errors import RecordError
 from antiphon.core.failpoints import hit
 from antiphon.core.types import PayloadReference, Trajectory
-from antiphon.record import schema, trajectories
+from antiphon.record import image_files, schema, trajectories
 from antiphon.record.run_dir import atomic_write, make_write_error
 
 
@@ -95,6 +95,7 @@ class LedgerStore:
         unwritten = [each for _, each in arrived if each.payload and not isinstance(each.payload, PayloadReference)]
         name = f"{self._files:06d}.parquet"
         if unwritten:
+            image_files.write_images(self.rollouts, unwritten)
             with atomic_write(self.rollouts / name) as file:
                 trajectories.write(file, lineage, unwritten)
                 hit("rollouts.write")

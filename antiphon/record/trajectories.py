@@ -10,6 +10,7 @@ repeated in each of its rows. `turns` and `streams` are meant for programs.
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any
 from zlib import crc32
@@ -24,6 +25,7 @@ from antiphon.core.types import (
     AttemptStatus,
     Failure,
     PayloadReference,
+    PlacedImage,
     PolicyVersion,
     Score,
     Segment,
@@ -35,7 +37,7 @@ from antiphon.core.types import (
     TrajectoryMeta,
     Turn,
 )
-from antiphon.record import safe_files
+from antiphon.record import image_files, safe_files
 
 GROUP_TOKENS = 1 << 19  # of a row group, about
 _STREAM = pa.struct(
@@ -63,6 +65,8 @@ SCHEMA = pa.schema(
         ("meta", pa.string()),
     ]
 )
+_IMAGE = pa.struct([("start", pa.int32()), ("stop", pa.int32()), ("digest", pa.string())])
+SCHEMA_WITH_IMAGES = SCHEMA.append(pa.field("images", pa.list_(_IMAGE)))  # of a file in which a segment has images
 
 # Columns with the word "attempt" are repeated in each row of an attempt's segments; L is the segment's number of tokens.
 COLUMNS: Mapping[str, str] = {
@@ -84,13 +88,14 @@ COLUMNS: Mapping[str, str] = {
     "turns": "turns of the segment, as JSON: place, reward, tool calls, timing",
     "streams": "further arrays with one row per token: name, dtype, shape of a row, bytes",
     "meta": "all other facts about the attempt, as JSON",
+    "images": "images of the segment, if any has some: place of their tokens, and name of the file in `rollouts/images/`",
 }
 
 _encode, _decode = msgspec.json.encode, msgspec.json.decode
 
 
 def write(file: Path | IO[bytes], lineage: int, trajectories: Sequence[Trajectory]) -> None:
-    """Write the trajectories of attempts of `lineage`. The file is not yet durable."""
+    """Write the trajectories of attempts of `lineage`. The file is not yet durable. Images are written by `image_files`."""
     rows = [
         (trajectory.meta, index, segment, len(trajectory.segments))
         for trajectory in trajectories
@@ -114,7 +119,11 @@ def write(file: Path | IO[bytes], lineage: int, trajectories: Sequence[Trajector
         pa.array([[_stream(s.streams, spec) for spec in s.streams] for s in segments], pa.list_(_STREAM)),
         pa.array([_encode(meta).decode() for meta in metas], pa.string()),
     ]
-    table = pa.Table.from_arrays(columns, schema=SCHEMA)
+    schema = SCHEMA
+    if any(segment.images for segment in segments):
+        schema = SCHEMA_WITH_IMAGES
+        columns.append(pa.array([[_image(image) for image in s.images] for s in segments], pa.list_(_IMAGE)))
+    table = pa.Table.from_arrays(columns, schema=schema)
     # A reader of one attempt reads its row group alone.
     tokens = sum(len(segment.tokens) for segment in segments)
     size = max(GROUP_TOKENS * len(rows) // max(tokens, 1), 1)
@@ -138,9 +147,9 @@ def digest(trajectory: Trajectory) -> int:
 
 def read(path: Path) -> dict[AttemptId, Trajectory]:
     """Read the trajectories of a file by attempt; raise `RecordError` if it is damaged."""
-    table = safe_files.read_table(path, SCHEMA)
+    table = safe_files.read_table(path, _schema_of(path))
     with safe_files.convert_read_errors(path):
-        return _from_table(table)
+        return _from_table(table, path.parent)
 
 
 def read_attempt(path: Path, attempt: AttemptId) -> Trajectory | None:
@@ -152,14 +161,22 @@ def read_attempt(path: Path, attempt: AttemptId) -> Trajectory | None:
         rows = [row for row, numbers in enumerate(found) if numbers == attempt]
     if not rows:
         return None
-    table = safe_files.read_rows(path, SCHEMA, rows[0], rows[-1] - rows[0] + 1)  # segments of an attempt are neighbours
+    count = rows[-1] - rows[0] + 1  # segments of an attempt are neighbours
+    table = safe_files.read_rows(path, _schema_of(path), rows[0], count)
     with safe_files.convert_read_errors(path):
-        return _from_table(table).get(attempt)
+        return _from_table(table, path.parent).get(attempt)
 
 
-def _from_table(table: pa.Table) -> dict[AttemptId, Trajectory]:
+def _schema_of(path: Path) -> pa.Schema:
+    safe_files.resolve_file(path.parent, path.name)
+    with safe_files.convert_read_errors(path):
+        return SCHEMA_WITH_IMAGES if "images" in pq.read_schema(path).names else SCHEMA
+
+
+def _from_table(table: pa.Table, rollouts: Path) -> dict[AttemptId, Trajectory]:
     found: dict[AttemptId, list[Segment]] = {}
     metas: dict[AttemptId, TrajectoryMeta] = {}
+    load = cache(partial(image_files.read_image, rollouts))
     arrays = {name: _split(table.column(name)) for name in _PER_TOKEN}
     others = table.drop_columns(list(_PER_TOKEN)).to_pylist()
     for index, row in enumerate(others):
@@ -170,6 +187,9 @@ def _from_table(table: pa.Table) -> dict[AttemptId, Trajectory]:
             turns=msgspec.json.decode(row["turns"], type=tuple[Turn, ...]),
             streams=Streams(streams),
             parent=row["parent"],
+            images=tuple(
+                PlacedImage(load(each["digest"]), each["start"], each["stop"]) for each in row.get("images", ())
+            ),
         )
         found.setdefault(attempt, []).append(segment)
         metas[attempt] = _meta(row["meta"])
@@ -216,6 +236,10 @@ def _split(column: pa.ChunkedArray) -> list[np.ndarray]:
 def _stream(streams: Streams, spec: StreamSpec) -> dict[str, Any]:
     data = np.ascontiguousarray(streams[spec]).tobytes()
     return {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape), "data": data}
+
+
+def _image(image: PlacedImage) -> dict[str, Any]:
+    return {"start": image.start, "stop": image.stop, "digest": image.digest}
 
 
 def _spec(stream: dict[str, Any]) -> StreamSpec:

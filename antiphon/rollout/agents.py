@@ -52,7 +52,7 @@ class Access:
 
     def environment(self, prompt: Prompt) -> Mapping[str, str]:
         """Return environment variables that clients read, and the task without what only graders may know."""
-        messages = [{"role": message.role, "content": message.content} for message in prompt.messages]
+        messages = [message.to_openai() for message in prompt.messages]
         task = {"id": prompt.id, "task": prompt.task, "messages": messages, "seed": prompt.seed}
         return {
             "OPENAI_BASE_URL": self.base_url,

@@ -1,7 +1,7 @@
 """The turns of one episode: a completion, and if the task has an environment a step of it, until one side ends it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -93,7 +93,7 @@ class EpisodeLoop:
         seed = derive(prompt.seed, "environment")
         observation, info = await self._queue(as_reset, self._environment.reset, seed)
         recording.set_state(info)
-        recording.messages.append(Message("user", observation))
+        recording.messages.append(_observation(observation, info))
         recording.begin_segment(encoder.encode(recording.messages))
 
     def _tokens_left(self) -> int:
@@ -113,6 +113,7 @@ class EpisodeLoop:
             priority=inputs.priority,
             min_version=inputs.started.n,
             task=prompt.task,
+            attachments=tuple(self.recording.current.images),
         )
 
     async def _take_turn(self, request: GenerateRequest, *, last: bool) -> bool:
@@ -143,7 +144,7 @@ class EpisodeLoop:
         if terminated or truncated or last or recording.truncated:
             recording.truncated = recording.truncated or not terminated
             return False
-        recording.messages.append(Message("user", observation))
+        recording.messages.append(_observation(observation, info))
         return True
 
     def _prompt_with_observation(self) -> None:
@@ -153,7 +154,8 @@ class EpisodeLoop:
             *before, observation = recording.messages
             completion = recording.current.tokens[-1]
             last_token = int(completion[-1]) if len(completion) else None
-            recording.current.add(encoder.encode_observation(before, observation, last_token))
+            encoded = encoder.encode_observation(before, observation, last_token)
+            recording.current.add(encoded.tokens, images=encoded.images)
             return
         conversation = recording.messages[len(task.messages) :]
         if self._config.history is not None:
@@ -171,3 +173,8 @@ class EpisodeLoop:
 
     async def _call(self, parse: Callable[[Any], Any], method: Callable[..., Any], *args: Any) -> Any:
         return await call_environment(self._config.environment_timeout, parse, method, *args)
+
+
+def _observation(text: str, info: Mapping[str, Any]) -> Message:
+    """Return an observation as a message, with the images that the environment names in its `info`."""
+    return Message("user", text, images=tuple(info.get("images", ())))

@@ -1,13 +1,14 @@
 """An episode as it goes on: messages, and the tokens that become segments."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from antiphon.core.types import Completion, IntArray, Message, Segment, Streams, Turn
+from antiphon.core.types import Completion, IntArray, Message, PlacedImage, Segment, Streams, Turn
+from antiphon.rollout.prompt_encoding import EncodedPrompt
 from antiphon.tasks.base import ENVIRONMENT_MEASURES
 
 
@@ -18,10 +19,12 @@ class SegmentBuilder:
     tokens: list[IntArray] = field(default_factory=list)
     completions: list[Completion | None] = field(default_factory=list)  # None where tokens were not sampled
     turns: list[Turn] = field(default_factory=list)
+    images: list[PlacedImage] = field(default_factory=list)
     length: int = 0
 
-    def add(self, tokens: IntArray, completion: Completion | None = None) -> None:
-        """Append tokens. With `completion`, they were sampled by the policy."""
+    def add(self, tokens: IntArray, completion: Completion | None = None, images: Sequence[PlacedImage] = ()) -> None:
+        """Append tokens, with the images among them. With `completion`, they were sampled by the policy."""
+        self.images += [image.shifted(self.length) for image in images]
         self.tokens.append(tokens)
         self.completions.append(completion)
         self.length += len(tokens)
@@ -56,6 +59,7 @@ class SegmentBuilder:
             turns=tuple(self.turns),
             streams=Streams.placed(length, streams),
             parent=parent,
+            images=tuple(image for image in self.images if image.stop <= length),
         )
 
 
@@ -89,19 +93,22 @@ class EpisodeRecording:
         key = info.get("state_key")
         self.state_key = None if key is None else str(key)
 
-    def continue_with(self, prompt: IntArray) -> None:
+    def continue_with(self, prompt: EncodedPrompt) -> None:
         """Add a prompt that was rendered anew: it extends the current segment token for token, or begins another."""
         if self.builders:
-            known = np.concatenate(self.current.tokens)
-            if len(prompt) >= len(known) and np.array_equal(prompt[: len(known)], known):
-                self.current.add(prompt[len(known) :])
+            known, images = np.concatenate(self.current.tokens), len(self.current.images)
+            tokens, length = prompt.tokens, len(known)
+            same = len(tokens) >= length and np.array_equal(tokens[:length], known)
+            if same and list(prompt.images[:images]) == self.current.images:
+                added = [image.shifted(-length) for image in prompt.images[images:]]
+                self.current.add(tokens[length:], images=added)
                 return
         self.begin_segment(prompt)
 
-    def begin_segment(self, prompt: IntArray) -> None:
+    def begin_segment(self, prompt: EncodedPrompt) -> None:
         """Begin a segment with a prompt."""
         self.builders.append(SegmentBuilder())
-        self.current.add(prompt)
+        self.current.add(prompt.tokens, images=prompt.images)
 
     def segments(self) -> tuple[Segment, ...]:
         """Return the segments that can be trained on."""

@@ -76,7 +76,7 @@ async def start_run(config: RunConfig, *, overwrite: bool = False, resume: bool 
             events=record.events,
             report=record.view.message,
         )
-        tasks.renderer = Renderer(model)
+        tasks.use_renderer(Renderer(model), config.engine)
         judges = await start_judges(context, stack, record.directory.judges)
         devices = await _start_workers(context, model, tasks, record, judges, stack)
         run = Run(

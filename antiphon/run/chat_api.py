@@ -86,7 +86,7 @@ class APIRollouts:
         fields |= {"top_p": sampling.top_p} if sampling.top_p < 1.0 else {}
         fields |= {"stop": list(sampling.stop)} if sampling.stop else {}
         settings = {name: value for name, value in {**fields, **self._api.settings}.items() if value is not None}
-        sent = [{"role": message.role, "content": message.content} for message in messages]
+        sent = [message.to_openai() for message in messages]
         try:
             reply = await self._client.ask(sent, **settings)
         except ChatRequestError as error:

@@ -27,13 +27,16 @@ def check_model_path(path: str) -> None:
 
 
 def model_shape(model: Path) -> dict[str, Any]:
-    """Return the language model's part of config.json in a model directory; `DataError` if the file is missing."""
+    """Return the language model's part of config.json in a model directory; `DataError` if the file is missing.
+
+    Of a vision-language model it also has `vision_config`.
+    """
     try:
         shape: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         message = f"model {str(model)!r} has no config.json that can be read, as Hugging Face models have"
         raise DataError(message, path=model / "config.json") from error
-    return dict(shape.get("text_config", shape))
+    return {**shape.get("text_config", shape), **{key: shape[key] for key in ("vision_config",) if key in shape}}
 
 
 def check_weights(directory: Path) -> None:

@@ -5,9 +5,11 @@ All answers are drawn from named streams, so that they depend on what is asked a
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 
+from antiphon.core.errors import DataError
 from antiphon.core.types import IntArray, Message, Prompt, Score, ScoreStatus
 from antiphon.simulate.faults import Faults
 from antiphon.simulate.workloads import DistributionConfig
@@ -32,6 +34,10 @@ class SimulatedTokenizer:
     def encode_observation(self, messages: Sequence[Message], observation: Message, *, closed: bool = True) -> IntArray:
         """Encode an observation that holds its number of tokens."""
         return np.zeros(int(observation.content), np.int32)
+
+    def encode_images(self, messages: Sequence[Message], *_: Any, **__: Any) -> NoReturn:
+        """Raise `DataError`: simulated prompts have no images."""
+        raise DataError("simulated prompts have no images")
 
     def decode(self, tokens: IntArray) -> str:
         """Return no text."""

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from antiphon.core.types import Message, Prompt, Score, Turn
+from antiphon.core.types import IMAGE_MARKER, Message, Prompt, Score, Turn
 
 Reset = tuple[str, dict[str, Any]]
 Step = tuple[str, float, bool, bool, dict[str, Any]]
@@ -22,7 +22,11 @@ class Environment(Protocol):
     """A single-use text environment in the shape of Gymnasium and GEM. Methods may be plain or `async`."""
 
     def reset(self, seed: int) -> Reset | Awaitable[Reset]:
-        """Begin an episode; return the first observation and info."""
+        """Begin an episode; return the first observation and info.
+
+        For a vision-language model, `info["images"]` of this method and of `step` has image files as bytes, one for each
+        `<image>` in the observation.
+        """
 
     def step(self, action: str) -> Step | Awaitable[Step]:
         """Take one action; return observation, reward, terminated, truncated, info."""
@@ -64,7 +68,7 @@ def as_reset(result: Any) -> Reset:
         observation, info = result
     except (TypeError, ValueError):
         raise TypeError(f"reset returned {_short(result)}, expected (observation, info)") from None
-    return _text("reset", observation), _mapping("reset", info)
+    return _text("reset", observation), _info("reset", observation, info)
 
 
 def as_step(result: Any) -> Step:
@@ -77,7 +81,7 @@ def as_step(result: Any) -> Step:
         raise TypeError(f"step returned {_short(result)}, expected {expected}") from None
     if not math.isfinite(reward):
         raise TypeError(f"step returned a reward of {reward}")
-    return _text("step", observation), reward, bool(terminated), bool(truncated), _mapping("step", info)
+    return _text("step", observation), reward, bool(terminated), bool(truncated), _info("step", observation, info)
 
 
 def _text(method: str, observation: Any) -> str:
@@ -86,9 +90,17 @@ def _text(method: str, observation: Any) -> str:
     return observation
 
 
-def _mapping(method: str, info: Any) -> dict[str, Any]:
+def _info(method: str, observation: str, info: Any) -> dict[str, Any]:
     if not isinstance(info, Mapping):
         raise TypeError(f"{method} returned an info that is {_short(info)}, expected a dict")
+    images = info.get("images", ())
+    if not isinstance(images, Sequence) or not all(isinstance(image, bytes) for image in images):
+        raise TypeError(f"{method} returned images that are {_short(images)}, expected a list of files as bytes")
+    if images and observation.count(IMAGE_MARKER) != len(images):
+        raise TypeError(
+            f"{method} returned {len(images)} images and an observation with {observation.count(IMAGE_MARKER)} times "
+            f"{IMAGE_MARKER}, where they are to stand"
+        )
     return dict(info)
 
 

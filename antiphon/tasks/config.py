@@ -23,6 +23,9 @@ class PromptsConfig(Config):
     """Split of the source, such as train, validation or test."""
     prompt_column: str = "prompt"
     """Column with the question: a string, or a list of chat messages."""
+    image_column: str = "images"
+    """Column with the images of the question, if there is one: a list of files as bytes, of mappings with `bytes` or `path` (as
+    `datasets` has them), of data URLs, or of paths beside the file `path`. Each stands for one `<image>` in the question."""
     limit: Annotated[int, unit("prompts")] = Field(0, ge=0)
     """Use only the first prompts; 0 uses all."""
     shuffle: bool = True

@@ -108,9 +108,14 @@ class Mixture:
             raise DataError(f"task {task!r} has no prompt {name!r}, which the checkpoint was about to use")
         return _in_epoch(prompt, epoch)
 
+    @property
+    def prompts(self) -> Iterator[Prompt]:
+        """All prompts."""
+        return (prompt for each in self._tasks.values() for prompt in each.prompts)
+
     def _prompts_of(self, task: str) -> Iterator[Prompt]:
         """Yield the prompts of a task: its own, and rows of others that name it."""
-        return (prompt for each in self._tasks.values() for prompt in each.prompts if prompt.task == task)
+        return (prompt for prompt in self.prompts if prompt.task == task)
 
     def state(self) -> dict[str, Any]:
         """Return the cursor as plain JSON values."""

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from antiphon.core.errors import ConfigError, DataError
@@ -16,6 +17,7 @@ from antiphon.core.rng import derive
 from antiphon.core.types import Message, Prompt
 from antiphon.core.user_errors import describe_error
 from antiphon.tasks.config import PairsConfig, PromptsConfig, ResponsesConfig, TaskConfig
+from antiphon.tasks.image_data import join_parts, place_images, read_images
 
 SOURCES = Registry(
     "prompt source",
@@ -134,6 +136,11 @@ def _make_prompt(
     if prompts.prompt_column not in payload:
         raise place.error(_missing_column("prompt_column", prompts.prompt_column, list(payload)))
     messages = _messages(payload[prompts.prompt_column], place)
+    if prompts.image_column in payload:
+        path, column = Path(prompts.path), replace(place, column=prompts.image_column)
+        directory = path if path.is_dir() else path.parent
+        images = read_images(payload.pop(prompts.image_column), directory, column.error)
+        messages = place_images(messages, images, place.error)
     if messages[-1].role == "assistant":
         raise place.error("the last message is the assistant's, which gives the answer away: a prompt ends before it")
     own = payload.get("id")
@@ -174,6 +181,8 @@ def _messages(value: Any, place: _Place) -> tuple[Message, ...]:
 
 
 def _message(item: Any, place: _Place) -> Message:
+    if isinstance(item, Mapping) and isinstance(item.get("content"), list):
+        item = {**item, "content": join_parts(item["content"], place.error)}
     if not isinstance(item, Mapping) or not isinstance(item.get("content"), str):
         raise place.error(f"a message is a mapping with the strings 'role' and 'content', not {item!r:.80}")
     if item.get("role") not in _ROLES:
@@ -187,7 +196,9 @@ def _message(item: Any, place: _Place) -> Message:
 
 def _digest(prompt: Prompt) -> str:
     """Digest messages and payload."""
-    content = ([(message.role, message.content) for message in prompt.messages], prompt.payload)
+    content: Any = ([(message.role, message.content) for message in prompt.messages], prompt.payload)
+    if images := [image for message in prompt.messages for image in message.images]:
+        content = (*content, [hashlib.blake2b(image, digest_size=8).hexdigest() for image in images])
     text = json.dumps(content, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +11,8 @@ from transformers import PreTrainedTokenizerFast  # unlike AutoTokenizer, it lea
 
 from antiphon.core.errors import DataError
 from antiphon.core.token_texts import split_tokens
-from antiphon.core.types import IntArray, Message, Prompt
+from antiphon.core.types import IntArray, Message, PlacedImage, Prompt
+from antiphon.tasks.image_prompts import ImageTokens, template_content
 
 CACHED_TEXTS = 256  # siblings of a group tokenize the same prompt one after the other
 _PLACEHOLDER = "ANTIPHONPLACEHOLDER"
@@ -29,6 +30,7 @@ class Renderer:
             raise DataError(message, path=self.directory / "tokenizer.json")
         self._tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(str(directory), local_files_only=True)
         self._encode = lru_cache(maxsize=CACHED_TEXTS)(self._encode_uncached)
+        self._images = cache(partial(ImageTokens, self.directory))
         self.eos_ids = self._read_eos_ids()
         """Tokens that end a completion, ascending."""
         added = self._tokenizer.added_tokens_decoder.values()
@@ -46,10 +48,42 @@ class Renderer:
         return found
 
     def encode_prompt(self, messages: Sequence[Message], tools: Tools = ()) -> IntArray:
-        """Return the tokens [P] of a prompt; `tools` are JSON schemas of functions as in OpenAI's API."""
+        """Return the tokens [P] of a prompt of text; `tools` are JSON schemas of functions as in OpenAI's API.
+
+        Raises:
+            DataError: A message has images, which `encode_images` reads, or the template refuses the messages.
+        """
+        _require_text(messages)
         if self.chat:
             return self._encode(self._render(messages, tools), add_special_tokens=False)
         return self._encode(self._concatenate(messages, tools), add_special_tokens=True)
+
+    def encode_images(
+        self,
+        messages: Sequence[Message],
+        observations: Sequence[Message] = (),
+        *,
+        tools: Tools = (),
+        closed: bool = True,
+    ) -> tuple[IntArray, tuple[PlacedImage, ...]]:
+        """Return the tokens that `encode_prompt` returns, or with observations `encode_observations`, and the images in them.
+
+        Raises:
+            DataError: The model reads no images, or has no chat template.
+        """
+        images = [image for message in observations or messages for image in message.images]
+        if not images and observations:
+            return self.encode_observations(messages, observations, tools=tools, closed=closed), ()
+        if not images:
+            return self.encode_prompt(messages, tools), ()
+        if not self.chat:
+            message = f"{self.directory} has no chat template, so images cannot be shown to its model"
+            raise DataError(message, path=self.directory)
+        text = self._render_tail(messages, observations, tools) if observations else self._render(messages, tools)
+        tokens, placed = self._images().encode(text, images, add_special_tokens=False)
+        if not observations or not self._repeats_end(tokens, closed):
+            return tokens, placed
+        return tokens[1:], tuple(image.shifted(-1) for image in placed)
 
     def encode_observation(self, messages: Sequence[Message], observation: Message, *, closed: bool = True) -> IntArray:
         """Return the tokens to append after a sampled turn, for one observation."""
@@ -71,18 +105,11 @@ class Renderer:
         """
         if not messages or messages[-1].role != "assistant":
             raise ValueError("an observation follows an assistant message")
+        _require_text(observations)
         if not self.chat:
             return self._encode(self._concatenate(observations, tools), add_special_tokens=False)
-        # A placeholder stands for the turn's text: templates strip and rewrite contents, and the sampled tokens stay as they
-        # are. The rendered text behind it is what follows the turn.
-        placeholder = _placeholder(messages, observations)
-        turn = Message("assistant", placeholder)
-        _, found, tail = self._render([*messages[:-1], turn, *observations], tools).rpartition(placeholder)
-        if not found:
-            message = f"the chat template of {self.directory} leaves out an assistant's message before the last"
-            raise DataError(message, path=self.directory)
-        tokens = self._encode(tail, add_special_tokens=False)
-        return tokens[1:] if closed and len(tokens) and int(tokens[0]) in self.eos_ids else tokens
+        tokens = self._encode(self._render_tail(messages, observations, tools), add_special_tokens=False)
+        return tokens[1:] if self._repeats_end(tokens, closed) else tokens
 
     def encode(self, text: str) -> IntArray:
         """Return the tokens of a text, without special tokens."""
@@ -98,14 +125,15 @@ class Renderer:
         tokens = self._encode(text, add_special_tokens=False)
         return np.append(tokens, np.int32(self._tokenizer.eos_token_id)).astype(np.int32)
 
-    def encode_example(self, prompt: Prompt, response: str) -> tuple[IntArray, IntArray]:
-        """Return the tokens of a prompt and of the answer under `response` in its payload."""
+    def encode_example(self, prompt: Prompt, response: str) -> tuple[IntArray, IntArray, tuple[PlacedImage, ...]]:
+        """Return the tokens of a prompt, those of the answer under `response` in its payload, and the prompt's images."""
         text = prompt.payload.get(response)
         if not isinstance(text, str):
             known = ", ".join(map(str, prompt.payload))
             message = f"sft.response: prompt {prompt.id!r} has no text under {response!r}; it has {known}"
             raise DataError(message, column=response)
-        return self.encode_prompt(prompt.messages), self.encode_response(text)
+        tokens, images = self.encode_images(prompt.messages)
+        return tokens, self.encode_response(text), images
 
     def decode(self, tokens: IntArray) -> str:
         """Return the text of tokens, without special tokens."""
@@ -127,6 +155,22 @@ class Renderer:
             message = f"the chat template of {self.directory} refuses these messages: {error}"
             raise DataError(message, path=self.directory) from error
         return cast(str, text)
+
+    def _render_tail(self, messages: Sequence[Message], observations: Sequence[Message], tools: Tools = ()) -> str:
+        """Return the text that follows the text of the last of `messages`, a turn of the model."""
+        # A placeholder stands for the turn's text: templates strip and rewrite contents, and the sampled tokens stay as they
+        # are. The rendered text behind it is what follows the turn.
+        placeholder = _placeholder(messages, observations)
+        turn = Message("assistant", placeholder)
+        _, found, tail = self._render([*messages[:-1], turn, *observations], tools).rpartition(placeholder)
+        if not found:
+            message = f"the chat template of {self.directory} leaves out an assistant's message before the last"
+            raise DataError(message, path=self.directory)
+        return tail
+
+    def _repeats_end(self, tokens: IntArray, closed: bool) -> bool:
+        """Return True if tokens begin with the end of a turn whose sampled tokens have it already."""
+        return closed and len(tokens) > 0 and int(tokens[0]) in self.eos_ids
 
     def _concatenate(self, messages: Sequence[Message], tools: Tools) -> str:
         if tools or any(message.tool_calls for message in messages):
@@ -165,7 +209,7 @@ class Renderer:
 
 def _template_message(message: Message) -> dict[str, Any]:
     """Return a message in the form that chat templates expect."""
-    plain: dict[str, Any] = {"role": message.role, "content": message.content}
+    plain: dict[str, Any] = {"role": message.role, "content": template_content(message)}
     if message.tool_calls:
         plain["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
@@ -174,6 +218,12 @@ def _template_message(message: Message) -> dict[str, Any]:
     if message.tool_call_id:
         plain["tool_call_id"] = message.tool_call_id
     return plain
+
+
+def _require_text(messages: Sequence[Message]) -> None:
+    """Raise `DataError` if a message has images, for which the text of a prompt has no tokens yet."""
+    if count := sum(len(message.images) for message in messages):
+        raise DataError(f"the prompt has {count} images; here, prompts are text only")
 
 
 def _placeholder(*conversations: Sequence[Message]) -> str:

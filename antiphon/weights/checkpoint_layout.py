@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 from transformers.core_model_loading import revert_weight_conversion
 
 from antiphon.core.errors import WeightsError
+from antiphon.core.vision import model_class
 from antiphon.weights.checkpoint_files import list_weight_files
 
 Tensors = dict[str, torch.Tensor]
@@ -70,4 +71,5 @@ class CheckpointLayout:
 def _meta_model(model: str) -> Any:
     """Return the model of a directory on the meta device: without memory, but with the names of its parts."""
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model, trust_remote_code=False))
+        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+        return model_class(config).from_config(config)

@@ -7,7 +7,17 @@ construction. Times are seconds of the event loop's clock.
 
 from antiphon.core.types.arrays import BoolArray, FloatArray, IntArray
 from antiphon.core.types.batches import Credit, Pack, Sample, TrainBatch, Update
-from antiphon.core.types.completions import Completion, FinishReason, GenerateRequest, Message, Prompt, Timing, ToolCall
+from antiphon.core.types.completions import (
+    IMAGE_MARKER,
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    Message,
+    PlacedImage,
+    Prompt,
+    Timing,
+    ToolCall,
+)
 from antiphon.core.types.streams import (
     ATTENTION_RHYTHM,
     ENTROPY_WEIGHT,
@@ -51,6 +61,7 @@ from antiphon.core.types.versions import OnUpdate, PolicyVersion, Sampling, Weig
 __all__ = [
     "ATTENTION_RHYTHM",
     "ENTROPY_WEIGHT",
+    "IMAGE_MARKER",
     "KL_REWARD",
     "LEARNER_STREAMS",
     "MIXED_CACHE",
@@ -84,6 +95,7 @@ __all__ = [
     "OnUpdate",
     "Pack",
     "PayloadReference",
+    "PlacedImage",
     "PolicyVersion",
     "Prompt",
     "Sample",

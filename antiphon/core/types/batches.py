@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antiphon.core.types.arrays import BoolArray, FloatArray, IntArray, is_within, require_length
+from antiphon.core.types.completions import PlacedImage, require_places
 from antiphon.core.types.streams import Streams
 from antiphon.core.types.trajectories import AttemptId, Segment, TrajectoryMeta
 
@@ -77,8 +78,10 @@ class Pack:
     ]  # [T] loss weight / divisor; double, so that tests in double precision see no rounding
     temperatures: FloatArray  # [T]
     streams: Streams = field(default_factory=Streams)  # [T]
+    images: tuple[PlacedImage, ...] = ()  # in the order of their tokens
 
     def __post_init__(self) -> None:
+        require_places("Pack", len(self.tokens), self.images)
         require_length(
             "Pack",
             len(self.tokens),

@@ -1,5 +1,7 @@
 """Prompts, requests to engines, and the completions that engines sample."""
 
+import base64
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -26,12 +28,70 @@ class ToolCall:
 @quick_to_pickle
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message. An assistant may call tools; a tool answers the call `tool_call_id`."""
+    """One chat message. An assistant may call tools; a tool answers the call `tool_call_id`.
+
+    `images` are files in memory, such as PNG or JPEG; each stands where `content` has one more `IMAGE_MARKER`.
+    """
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
+    images: tuple[bytes, ...] = ()
+
+    def to_openai(self) -> dict[str, Any]:
+        """Return role and content as in OpenAI's API: a text, or with images a list of texts and data URLs."""
+        if not self.images:
+            return {"role": self.role, "content": self.content}
+        parts: list[dict[str, Any]] = []
+        for number, text in enumerate(self.content.split(IMAGE_MARKER)):
+            if 0 < number <= len(self.images):
+                parts.append({"type": "image_url", "image_url": {"url": _data_url(self.images[number - 1])}})
+            parts += [{"type": "text", "text": text}] if text else []
+        return {"role": self.role, "content": parts}
+
+
+IMAGE_MARKER = "<image>"
+"""Stands for an image in the content of a message that has images."""
+
+_BEGINNINGS = {b"\x89PNG": "png", b"\xff\xd8": "jpeg", b"RIFF": "webp", b"GIF8": "gif", b"BM": "bmp"}
+
+
+def _data_url(image: bytes) -> str:
+    kind = next((name for beginning, name in _BEGINNINGS.items() if image.startswith(beginning)), "png")
+    return f"data:image/{kind};base64,{base64.b64encode(image).decode()}"
+
+
+@quick_to_pickle
+@dataclass(frozen=True, slots=True)
+class PlacedImage:
+    """An image, and the tokens that stand for it in a sequence.
+
+    Attributes:
+        data: The image's file, such as PNG or JPEG.
+        start: Place of the first token that is computed from the image.
+        stop: One past the last; tokens in between that are none of the model's image tokens are text, such as ends of rows.
+    """
+
+    data: bytes
+    start: int
+    stop: int
+
+    @property
+    def digest(self) -> str:
+        """Hexadecimal digest of the file."""
+        return hashlib.blake2b(self.data, digest_size=16).hexdigest()
+
+    def shifted(self, tokens: int) -> "PlacedImage":
+        """Return the image with its place moved by so many tokens."""
+        return PlacedImage(self.data, self.start + tokens, self.stop + tokens)
+
+
+def require_places(owner: str, length: int, images: Sequence[PlacedImage]) -> None:
+    """Raise `ValueError` unless images lie one after another within `length` tokens."""
+    places = [place for image in images for place in (image.start, image.stop - 1)]
+    if places != sorted(places) or any(not 0 <= place < length for place in places):
+        raise ValueError(f"{owner}: its images lie at {places}, not one after another in {length} tokens")
 
 
 @quick_to_pickle
@@ -43,7 +103,6 @@ class Prompt:
     task: str
     messages: tuple[Message, ...]
     payload: Any = None
-    attachments: tuple[Any, ...] = ()
     seed: int = 0
     epoch: int = 0
 
@@ -65,7 +124,7 @@ class GenerateRequest:
     priority: int = 0
     min_version: int = 0
     task: str = ""
-    attachments: tuple[Any, ...] = ()
+    attachments: tuple[PlacedImage, ...] = ()
     sampled: int = 0  # of `tokens`, at their end, that another engine has sampled: a stop string may begin in them
 
 

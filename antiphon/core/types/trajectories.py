@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from antiphon.core.types.arrays import BoolArray, FloatArray, IntArray, require_length
-from antiphon.core.types.completions import FinishReason, Prompt, Timing
+from antiphon.core.types.completions import FinishReason, PlacedImage, Prompt, Timing, require_places
 from antiphon.core.types.pickling import quick_to_pickle
 from antiphon.core.types.streams import Streams
 from antiphon.core.types.versions import PolicyVersion, Sampling
@@ -47,6 +50,7 @@ class Segment:
     turns: tuple[Turn, ...]
     streams: Streams = field(default_factory=Streams)  # [L]
     parent: int | None = None  # index among the trajectory's segments
+    images: tuple[PlacedImage, ...] = ()  # in the order of their tokens
 
     def __post_init__(self) -> None:
         length = len(self.tokens)
@@ -55,6 +59,16 @@ class Segment:
         for turn in self.turns:
             if not 0 <= turn.start <= turn.stop <= length:
                 raise ValueError(f"turn {turn.start}:{turn.stop} lies outside its segment of {length} tokens")
+        require_places("Segment", length, self.images)
+
+    def token_keys(self) -> NDArray[np.int32] | NDArray[np.int64]:
+        """Return numbers [L] that are equal where tokens are: those of different images, which have the same ids, differ."""
+        if not self.images:
+            return self.tokens
+        keys = self.tokens.astype(np.int64)
+        for image in self.images:
+            keys[image.start : image.stop] += (int(image.digest[:10], 16) + 1) << 22
+        return keys
 
 
 class ScoreStatus(StrEnum):

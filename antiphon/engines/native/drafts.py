@@ -12,6 +12,7 @@ via speculative decoding", for their verification in one step.
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,7 +89,8 @@ class Drafter:
         tokens, place = found
         # With a share p of right tokens, about p / (1 - p) of them are right before the first wrong one.
         hopeful = 2 + int(2 * sequence.share / (1.01 - sequence.share))
-        return tokens[place : place + min(most, hopeful)]
+        # Tokens of images have negative numbers (`native.images`).
+        return list(takewhile(lambda token: token >= 0, tokens[place : place + min(most, hopeful)]))
 
     def _read(self, table: SlotTable, slot: int) -> None:
         """Read what is new in a slot."""

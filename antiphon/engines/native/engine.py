@@ -31,10 +31,12 @@ from antiphon.core.types import (
     WeightsUpdate,
 )
 from antiphon.core.user_errors import name_user_errors
+from antiphon.core.vision import reads_images
 from antiphon.engines.config import EngineKind
 from antiphon.engines.deltas import Delta
-from antiphon.engines.native.attention import KVCache, make_flat_batch
+from antiphon.engines.native.attention import FlatBatch, KVCache, make_flat_batch
 from antiphon.engines.native.drafts import Drafter, GuessedStep
+from antiphon.engines.native.images import SlotImages
 from antiphon.engines.native.models import eos_ids, longest_plain_sequence, prepare_model
 from antiphon.engines.native.own_streams import copy_streams
 from antiphon.engines.native.plan import Plan, plan_step
@@ -90,6 +92,7 @@ class NativeEngine:
         self._tokenizer = tokenizer
         self._clock = clock
         self.vocabulary = int(self.model.config.get_text_config().vocab_size)
+        self._images = SlotImages(self.model, self.model.name_or_path) if reads_images(self.model.config) else None
         self._eos_ids = np.array(eos_ids(self.model), np.int64)
         self._like = next(self.model.parameters()).detach()[:0]
         self._device = self._like.device
@@ -110,7 +113,8 @@ class NativeEngine:
 
     def add(self, request: GenerateRequest) -> None:
         """Queue a request. `RequestError` if it cannot be run here, or if its id is in use."""
-        validate_request(request, self.max_length, self.vocabulary, decodes=self._tokenizer is not None)
+        decodes, sees = self._tokenizer is not None, self._images is not None
+        validate_request(request, self.max_length, self.vocabulary, decodes=decodes, reads_images=sees)
         self._queue.add(request)
 
     def abort(self, request: str) -> None:
@@ -207,7 +211,10 @@ class NativeEngine:
             self._apply_update(update, OnUpdate.DRAIN)
 
     def _start_request(self, request: GenerateRequest) -> int:
-        slot = self._table.admit(request, self._weights_id)
+        marked = self._images.mark(request) if self._images is not None else None
+        slot = self._table.admit(request, self._weights_id, marked)
+        if self._images is not None:
+            self._images.occupy(slot, request, self._device)
         if (rule := StopRule.of(request)) is not None:
             self._rules[slot] = rule
         return slot
@@ -304,6 +311,16 @@ class NativeEngine:
             rows = np.concatenate([np.arange(len(plan.decode)), ends[plan.finishing].astype(np.int64)])
             keep = torch.from_numpy(rows).to(self._like.device, non_blocking=True)
         self.counters.read_tokens += 0 if every else len(positions) - len(plan.decode)
+        logits = self._run_model(tokens, slots, keep, batch)
+        if self._routers is None:
+            return logits, None
+        experts = self._routers.chosen()[keep] if plan.chunks and not every else self._routers.chosen()
+        return logits, (experts + 1).to(torch.int16).cpu().numpy()
+
+    def _run_model(self, tokens: Tensor, slots: Indices, keep: Tensor | int, batch: FlatBatch) -> Tensor:
+        """Run the model on tokens [T]; return the logits of the rows `keep`, or with 0 of all."""
+        if self._images is not None:
+            return self._images.run(tokens, slots, keep, batch, self._weights_id)
         output = self.model(
             input_ids=tokens[None],
             position_ids=batch.positions[None],
@@ -311,10 +328,8 @@ class NativeEngine:
             logits_to_keep=keep,
             slot_batch=batch,
         )
-        if self._routers is None:
-            return output.logits[0], None
-        experts = self._routers.chosen()[keep] if plan.chunks and not every else self._routers.chosen()
-        return output.logits[0], (experts + 1).to(torch.int16).cpu().numpy()
+        logits: Tensor = output.logits[0]
+        return logits
 
     def _sampling_params(self, slots: Indices, positions: Indices | None = None) -> SamplingParams:
         table = self._table
@@ -378,6 +393,8 @@ class NativeEngine:
 
     def _release(self, slot: int) -> None:
         self._table.release(slot)
+        if self._images is not None:
+            self._images.release(slot)
         self._rules.pop(slot, None)
         self._wipe_if_spoiled(slot)
 

@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from antiphon.core.decoder_checks import require_separable_sequences
 from antiphon.core.errors import ConfigError, UnsupportedError
+from antiphon.core.vision import attention_names, model_class_of
 from antiphon.engines.config import NATIVE_DTYPES, EngineKind
 from antiphon.engines.native.attention import ATTENTION_NAME
 from antiphon.engines.native.linear import speed_up_linears
@@ -26,13 +27,13 @@ def prepare_model(model: PreTrainedModel | Path | str, config: EngineKind) -> An
     torch.backends.cuda.enable_cudnn_sdp(False)
     if not isinstance(model, PreTrainedModel):
         try:
-            model = AutoModelForCausalLM.from_pretrained(str(model), dtype=dtype, trust_remote_code=False)
+            model = model_class_of(str(model)).from_pretrained(str(model), dtype=dtype, trust_remote_code=False)
         except ValueError as error:  # such as of a model that only code beside its weights could load
             reason = " ".join(str(error).split())[:300]
             raise UnsupportedError(f"model {str(model)!r} cannot be loaded: {reason}") from error
     _require_supported(model)
     prepared: Any = model.to(device=device, dtype=dtype).eval()
-    prepared.set_attn_implementation(ATTENTION_NAME)
+    prepared.set_attn_implementation(attention_names(prepared.config, ATTENTION_NAME))
     speed_up_linears(prepared)
     return prepared
 

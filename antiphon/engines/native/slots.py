@@ -64,12 +64,13 @@ class SlotTable:
         self.seed = np.zeros(self.slots, np.uint64)
         self.weights_id[:] = MIXED
 
-    def admit(self, request: GenerateRequest, weights_id: int) -> int:
+    def admit(self, request: GenerateRequest, weights_id: int, tokens: NDArray[np.int32] | None = None) -> int:
         """Put a request into a free slot (there must be one) and return the slot.
 
-        Reuses a free slot's cache if the request begins with most of it.
+        Reuses a free slot's cache if the request begins with most of it. `tokens` are put into the table instead of the
+        request's.
         """
-        prompt = request.tokens
+        prompt = request.tokens if tokens is None else tokens
         free = np.flatnonzero(~self.active)
         usable = free[(self.weights_id[free] == weights_id) & (self.cached[free] > 0)]
         found = self.match_prefix(prompt, usable, self.cached, len(prompt) - 1)
@@ -79,6 +80,7 @@ class SlotTable:
         else:
             slot = self._least_useful(free, weights_id)
         self._occupy(slot, request, weights_id, kept)
+        self.tokens[slot, : len(prompt)] = prompt
         return slot
 
     def _least_useful(self, free: Indices, weights_id: int) -> int:
@@ -89,7 +91,6 @@ class SlotTable:
     def _occupy(self, slot: int, request: GenerateRequest, weights_id: int, kept: int) -> None:
         sampling, prompt = request.sampling, len(request.tokens)
         self._clock += 1
-        self.tokens[slot, :prompt] = request.tokens
         self.length[slot] = self.prompt[slot] = prompt
         self.cached[slot], self.weights_id[slot] = kept, weights_id
         self.active[slot], self.arrival[slot] = True, self._clock

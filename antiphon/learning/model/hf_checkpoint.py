@@ -4,6 +4,7 @@ import shutil
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors.torch import save_file
@@ -11,15 +12,18 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
+from antiphon.core.vision import reads_images
 from antiphon.learning.model import lora
 from antiphon.record.run_dir import write_json
 from antiphon.weights.manifest import NamedTensors
 
 State = dict[str, torch.Tensor]
+T = TypeVar("T")
 
 BESIDE = (
     *("token", "vocab", "merges", "sentencepiece", "spiece", "special_tokens", "added_tokens"),
     *("chat_template", "generation_config"),
+    *("processor_config", "preprocessor_config", "video_preprocessor_config"),
 )
 
 
@@ -52,6 +56,14 @@ def to_file_format(model: PreTrainedModel, weights: State) -> State:
     """Return weights under the names and in the shapes that they have in files."""
     found: State = revert_weight_conversion(model, weights)
     return {name: tensor.contiguous() for name, tensor in found.items()}
+
+
+def rename_as_in_files(model: PreTrainedModel, named: dict[str, T]) -> dict[str, T]:
+    """Return what belongs to weights under the names that these have in files, which differ in vision-language models."""
+    if not reads_images(model.config):
+        return named
+    empty = torch.empty(0, device="meta")
+    return {next(iter(revert_weight_conversion(model, {name: empty}))): value for name, value in named.items()}
 
 
 def write_weights(model: PreTrainedModel, weights: State, file: Path) -> None:

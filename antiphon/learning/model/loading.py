@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
@@ -16,6 +16,7 @@ from transformers.utils.hub import get_checkpoint_shard_files
 
 from antiphon.core.decoder_checks import require_separable_sequences
 from antiphon.core.errors import DataError, UnsupportedError
+from antiphon.core.vision import attention_names, decoder_of, model_class
 
 
 def resolve_device(name: str) -> torch.device:
@@ -29,7 +30,7 @@ def load_model(
     attention: str,
     device: torch.device,
     dtype: torch.dtype = torch.float32,
-    kind: Any = AutoModelForCausalLM,
+    kind: Any = None,
     **options: Any,
 ) -> PreTrainedModel:
     """Load a model from a directory or Hugging Face id, without dropout.
@@ -40,7 +41,7 @@ def load_model(
         device: Device of the weights. On `meta`, tensors that the files hold get no memory yet; others begin on the CPU, with
             the same values as on any device.
         dtype: Precision of the weights.
-        kind: Class of the model, by default a causal language model.
+        kind: Class of the model; by default a causal language model, or the vision-language model that it is.
         options: Options of the model's configuration.
 
     Raises:
@@ -53,15 +54,19 @@ def load_model(
         raise DataError(message, path=Path(path) / "config.json")
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False, **options)
+        kind, attention_of_parts = kind or model_class(config), attention_names(config, attention)
         _disable_dropout(config)
         if device.type == "meta":
-            model: PreTrainedModel = _without_memory(path, kind, config, dtype=dtype, attn_implementation=attention)
+            model: PreTrainedModel = _without_memory(
+                path, kind, config, dtype=dtype, attn_implementation=attention_of_parts
+            )
         else:
             model = kind.from_pretrained(
-                path, config=config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
+                path, config=config, dtype=dtype, attn_implementation=attention_of_parts, trust_remote_code=False
             ).to(device)
     except ValueError as error:
-        raise UnsupportedError(f"model {path!r} cannot be a {kind.__name__}: {str(error).splitlines()[0]}") from error
+        name = kind.__name__ if kind else "language model"
+        raise UnsupportedError(f"model {path!r} cannot be a {name}: {str(error).splitlines()[0]}") from error
     except OSError as error:
         reason = str(error).strip().splitlines()[0]
         raise DataError(f"model {path!r} cannot be loaded: {reason}", path=path) from error
@@ -89,7 +94,7 @@ def build_on_meta(directory: Path) -> PreTrainedModel:
     try:
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
         with torch.device("meta"):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+            model: PreTrainedModel = model_class(config).from_config(config)
     except ValueError as error:
         raise UnsupportedError(f"model {str(directory)!r}: {str(error).splitlines()[0]}") from error
     return model
@@ -253,7 +258,7 @@ def head_weight(model: PreTrainedModel) -> torch.Tensor:
 
 def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
     """Return the layers of a decoder, in order."""
-    layers = getattr(model.base_model, "layers", None)
+    layers = getattr(decoder_of(model), "layers", None)
     if not isinstance(layers, torch.nn.ModuleList):
         raise UnsupportedError(f"{type(model).__name__} has no list of layers called layers, as other decoders have")
     return layers

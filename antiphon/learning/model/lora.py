@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from antiphon.core.errors import ConfigError, UnsupportedError
 from antiphon.core.optional_packages import how_to_install
+from antiphon.core.vision import decoder_of
 from antiphon.learning.config import LoraConfig
 from antiphon.weights.adapters import merge_adapter
 
@@ -38,7 +39,7 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig) -> None:
     Raises:
         ConfigError: The model has none of these layers.
     """
-    body = {id(module) for module in model.base_model.modules()}
+    body = {id(module) for module in decoder_of(model).modules()}
     linear = [
         name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and id(module) in body
     ]

@@ -100,6 +100,12 @@ def loss_sequences(pack: Pack) -> list[tuple[NDArray[np.int64], NDArray[np.int64
     return found
 
 
+def paths_to_ends(pack: Pack) -> list[NDArray[np.int64]]:
+    """Return the tokens of each sample of a pack, in order."""
+    paths = _paths(pack.lengths, pack.parents)
+    return [paths[end] for end in pack.ends]
+
+
 def previous_tokens(lengths: IntArray, parents: IntArray) -> NDArray[np.int64]:
     """Return the index [T] of the token before each token of a forest of pieces; of a first token, its own.
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from antiphon.core.optional_packages import import_optional
+from antiphon.core.vision import model_class_of
 from antiphon.learning.model.hf_checkpoint import copy_tokenizer
 from antiphon.learning.model.lora import frozen_linears
 
@@ -37,7 +38,7 @@ def round_base_to_nf4(path: str, target: Path) -> None:
     Weights keep the dtype of the files. A block's scale is its largest weight, so this dtype has it, and rounding keeps it.
     """
     functional = _import_bitsandbytes().functional
-    model = AutoModelForCausalLM.from_pretrained(path, dtype="auto").requires_grad_(False)
+    model = model_class_of(path).from_pretrained(path, dtype="auto").requires_grad_(False)
     for _, module in frozen_linears(model):
         if module is not model.get_output_embeddings():
             packed, state = functional.quantize_4bit(module.weight.float(), **NF4)

@@ -4,11 +4,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from antiphon.core.types import Message, ToolCall
+from antiphon.core.types import IMAGE_MARKER, Message, ToolCall
 from antiphon.rollout.gateway.chat import (
     ApiError,
     ChatRequest,
     Reply,
+    decode_image,
     get_field,
     get_integer,
     get_number,
@@ -65,12 +66,17 @@ def _messages(item: Mapping[str, Any], at: str) -> list[Message]:
         get_objects(item, "content", f"{at}.") if isinstance(content, list) else [{"type": "text", "text": content}]
     )
     text: list[str] = []
+    images: list[bytes] = []
     calls: list[ToolCall] = []
     found: list[Message] = []
     for number, block in enumerate(blocks):
         here, kind = f"{at}.content[{number}]", block.get("type")
         if kind == "text":
             text.append(parse_text(block.get("text"), f"{here}.text"))
+        elif kind == "image" and role == "user":
+            source = get_field(block, "source", dict, {}, f"{here}.")
+            images.append(decode_image(get_field(source, "data", str, "", f"{here}.source."), f"{here}.source.data"))
+            text.append(IMAGE_MARKER)
         elif kind == "tool_use" and role == "assistant":
             identity = get_field(block, "id", str, "", f"{here}.")
             calls.append(
@@ -86,7 +92,7 @@ def _messages(item: Mapping[str, Any], at: str) -> list[Message]:
         elif kind not in THINKING:
             raise ApiError(f"{here}: {kind!r} in a message of the {role} is not supported here")
     if text or calls or not found:
-        found.append(Message(role, "\n".join(text), tuple(calls)))  # type: ignore[arg-type]
+        found.append(Message(role, "\n".join(text), tuple(calls), images=tuple(images)))  # type: ignore[arg-type]
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from antiphon.core.errors import DataError
-from antiphon.core.types import Completion, IntArray, Message, Sampling, Segment, Streams, Turn
+from antiphon.core.types import Completion, IntArray, Message, PlacedImage, Sampling, Segment, Streams, Turn
 
 Key = tuple[Any, ...]
 Tools = Sequence[Mapping[str, Any]]
@@ -27,13 +27,18 @@ class Tokenizer(Protocol):
 
     eos_ids: tuple[int, ...]
 
-    def encode_prompt(self, messages: Sequence[Message], tools: Tools = ()) -> IntArray:
-        """Return the tokens of a prompt with these messages and tools."""
+    def encode_images(
+        self,
+        messages: Sequence[Message],
+        observations: Sequence[Message] = ...,
+        *,
+        tools: Tools = (),
+        closed: bool = True,
+    ) -> tuple[IntArray, tuple[PlacedImage, ...]]:
+        """Return the tokens of a prompt, or with `observations` those to append for them, and the images among them.
 
-    def encode_observations(
-        self, messages: Sequence[Message], observations: Sequence[Message], *, tools: Tools = (), closed: bool = True
-    ) -> IntArray:
-        """Return the tokens that append observations to these messages; `closed` if the last message ended with EOS."""
+        `closed` if the last message ended with EOS.
+        """
 
     def encode(self, text: str) -> IntArray:
         """Return the tokens of plain text."""
@@ -69,12 +74,19 @@ class PromptDraft:
     node: _ConversationNode
     parent: "_SampledTurn | None"
     added: IntArray
+    added_images: tuple[PlacedImage, ...] = ()  # with their places among these
     rerendered: bool = False  # there was such a turn, but the template cannot append to it
 
     @property
     def length(self) -> int:
         """Number of tokens of the whole prompt."""
         return len(self.added) + (0 if self.parent is None else self.parent.turn.stop)
+
+    @property
+    def images(self) -> tuple[PlacedImage, ...]:
+        """All images of the prompt, with their places in it."""
+        before = () if self.parent is None else self.parent.draft.images
+        return (*before, *(image.shifted(self.length - len(self.added)) for image in self.added_images))
 
     @property
     def tokens(self) -> IntArray:
@@ -152,17 +164,16 @@ class ConversationRecorder:
             node = node.advance(message, call)
             if node.reply is not None:
                 parent, answered = node.reply, number
-        added, rerendered = None, False
+        encoded, rerendered = None, False
         if parent is not None:
             try:
-                added = self._encode_appended(parent, messages[:answered], messages[answered:], tools)
+                encoded = self._encode_appended(parent, messages[:answered], messages[answered:], tools)
             except DataError:
                 parent, rerendered = None, True
-        if added is None:
-            added = self._tokenizer.encode_prompt(messages, tools)
+        added, images = encoded or self._tokenizer.encode_images(messages, tools=tools)
         if forced:
             added = np.concatenate([added, self._tokenizer.encode(forced)])
-        return PromptDraft(node, parent, added, rerendered)
+        return PromptDraft(node, parent, added, images, rerendered)
 
     def record_reply(self, draft: PromptDraft, completion: Completion, sampling: Sampling, reply: Message) -> None:
         """Record the completion of a draft, and the message that the client gets for it."""
@@ -219,11 +230,11 @@ class ConversationRecorder:
 
     def _encode_appended(
         self, parent: _SampledTurn, messages: Sequence[Message], new: Sequence[Message], tools: Tools
-    ) -> IntArray:
-        """Return the tokens that append messages to a turn; raise `DataError` if the template cannot."""
+    ) -> tuple[IntArray, tuple[PlacedImage, ...]]:
+        """Return the tokens that append messages to a turn, and their images; raise `DataError` if the template cannot."""
         sampled = parent.completion.tokens
         closed = len(sampled) > 0 and int(sampled[-1]) in self._tokenizer.eos_ids
-        return self._tokenizer.encode_observations(messages, new, tools=tools, closed=closed)
+        return self._tokenizer.encode_images(messages, new, tools=tools, closed=closed)
 
 
 def _make_segment(path: Sequence[_SampledTurn], new: Sequence[_SampledTurn], parent: int | None) -> Segment:
@@ -245,6 +256,7 @@ def _make_segment(path: Sequence[_SampledTurn], new: Sequence[_SampledTurn], par
         turns=tuple(sampled.turn for sampled in new),
         streams=Streams.placed(length, {sampled.turn.start: sampled.completion.streams for sampled in new}),
         parent=parent,
+        images=path[-1].draft.images,
     )
 
 
@@ -265,7 +277,7 @@ def _answered_calls(messages: Sequence[Message]) -> Iterator[int]:
 def _message_key(message: Message, call: int) -> Key:
     """Return a key that is equal for messages which no template can tell apart."""
     calls = tuple((call.id, call.name, json.dumps(call.arguments)) for call in message.tool_calls)
-    return message.role, message.content, calls, message.tool_call_id, call
+    return message.role, message.content, calls, message.tool_call_id, call, message.images
 
 
 def _meaning_key(reply: Message) -> Key:

@@ -1,11 +1,13 @@
 """Chat requests and replies independent of the protocol, and functions that read fields of request bodies."""
 
+import base64
+import binascii
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from antiphon.core.types import Completion, Message
+from antiphon.core.types import IMAGE_MARKER, Completion, Message
 
 T = TypeVar("T")
 
@@ -126,6 +128,23 @@ def get_objects(body: Mapping[str, Any], key: str, at: str = "") -> list[dict[st
     return found
 
 
+def parse_content(value: Any, at: str) -> tuple[str, tuple[bytes, ...]]:
+    """Return the text of a message, as `parse_text` does, and its images: each stands for a marker in the text."""
+    blocks = value if isinstance(value, list) else []
+    if not any(isinstance(block, dict) and block.get("type") == "image_url" for block in blocks):
+        return parse_text(value, at), ()
+    texts, images = list[str](), list[bytes]()
+    for number, block in enumerate(blocks):
+        if isinstance(block, dict) and block.get("type") == "image_url":
+            images.append(_image_of_block(block, f"{at}[{number}]"))
+            texts.append(IMAGE_MARKER)
+        else:
+            texts.append(_text_of_block(block, f"{at}[{number}]"))
+            if IMAGE_MARKER in texts[-1]:
+                raise ApiError(f"{at}[{number}]: {IMAGE_MARKER} in a text would stand for an image")
+    return "\n".join(texts), tuple(images)
+
+
 def parse_text(value: Any, at: str) -> str:
     """Return text that is given as a string, as a list of text blocks, or not at all."""
     if value is None:
@@ -141,6 +160,23 @@ def parse_strings(value: Any, at: str) -> tuple[str, ...]:
     if not isinstance(found, list):
         raise ApiError(f"{at}: {str(value)[:100]!r} is no list of strings")
     return tuple(text for item in found if (text := _require_text(item, at)))
+
+
+def _image_of_block(block: Mapping[str, Any], at: str) -> bytes:
+    """Return the file of an image that is given as a data URL; nothing is fetched from elsewhere."""
+    url = get_field(get_field(block, "image_url", dict, {}, f"{at}."), "url", str, "", f"{at}.image_url.")
+    head, _, content = url.partition(",")
+    if not head.startswith("data:image/") or not head.endswith(";base64"):
+        raise ApiError(f"{at}.image_url.url: {url[:60]!r} is no data URL of an image in base64; others are not fetched")
+    return decode_image(content, f"{at}.image_url.url")
+
+
+def decode_image(content: str, at: str) -> bytes:
+    """Return the bytes of an image in base64."""
+    try:
+        return base64.b64decode(content, validate=True)
+    except binascii.Error as error:
+        raise ApiError(f"{at}: is no base64: {error}") from error
 
 
 def _text_of_block(block: Any, at: str) -> str:

@@ -15,8 +15,8 @@ from antiphon.rollout.gateway.chat import (
     get_integer,
     get_number,
     get_objects,
+    parse_content,
     parse_strings,
-    parse_text,
 )
 
 NAME = "openai"
@@ -90,11 +90,13 @@ def _message(item: Mapping[str, Any], at: str) -> Message:
     if role not in ROLES:
         raise ApiError(f"{at}.role: {role!r} is not one of {', '.join(ROLES)}")
     calls = get_objects(item, "tool_calls", f"{at}.") if role == "assistant" else []
+    content, images = parse_content(item.get("content"), f"{at}.content")
     return Message(
         ROLES[role],
-        parse_text(item.get("content"), f"{at}.content"),
+        content,
         tuple(_call(call, f"{at}.tool_calls[{number}]") for number, call in enumerate(calls)),
         get_field(item, "tool_call_id", str, "", f"{at}.") if role == "tool" else "",
+        images,
     )
 
 

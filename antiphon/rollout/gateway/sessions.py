@@ -83,7 +83,8 @@ class Session(ABC):
         draft = self._checked_draft(chat, forced)
         prompt = draft.tokens
         sampling = self.sampling(chat, self.model.tokens_left(prompt))
-        requests = [self.request(prompt, sampling, choice) for choice in range(chat.n)]
+        plain = [self.request(prompt, sampling, choice) for choice in range(chat.n)]
+        requests = [replace(request, attachments=draft.images) for request in plain] if draft.images else plain
         self._check(requests[:1])  # the others differ in their seeds
         return PreparedRequest(chat=chat, draft=draft, prompt=prompt, requests=requests, forced=forced)
 
@@ -100,7 +101,7 @@ class Session(ABC):
         """Raise `ApiError` for a request that no engine can run."""
         try:
             for request in requests:
-                validate_request(request, self.model.max_length, _VOCABULARY, decodes=True)
+                validate_request(request, self.model.max_length, _VOCABULARY, decodes=True, reads_images=True)
         except RequestError as error:
             raise ApiError(str(error)) from error
 

@@ -2,15 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
-from antiphon.core.errors import UnsupportedError
+from antiphon.core.errors import ConfigError, UnsupportedError
 from antiphon.core.rng import derive
-from antiphon.core.types import IntArray, Prompt
+from antiphon.core.types import IntArray, PlacedImage, Prompt
+from antiphon.engines.base import ENGINES
+from antiphon.engines.config import SERVER_KINDS, EngineConfig
 from antiphon.run.config import RunConfig
 from antiphon.tasks.config import TaskConfig
 from antiphon.tasks.mixture import Mixture
 from antiphon.tasks.prompts import load_prompts
 from antiphon.tasks.rendering import Renderer
+
+SHIPPED = {*ENGINES.shipped, *SERVER_KINDS}  # kinds of engines
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,8 +34,25 @@ class TaskData:
         trained = self.mixture.sample(task, count)
         return trained or [prompt for prompt in self.test if prompt.task == task][:count]
 
-    def next_example(self) -> tuple[IntArray, IntArray]:
-        """Return the tokens of the next example for supervised fine-tuning: prompt, answer."""
+    def use_renderer(self, renderer: Renderer, engines: EngineConfig) -> None:
+        """Encode with `renderer` from now on.
+
+        Raises:
+            DataError: Prompts have images, and the model cannot read them.
+            ConfigError: Prompts have images, and engines of some kind refuse them.
+        """
+        self.renderer = renderer
+        mixtures = (self.mixture, *([self.examples] if self.examples else []))
+        prompts = chain(*(mixture.prompts for mixture in mixtures), self.validation, self.test)
+        shown = next((prompt for prompt in prompts if any(message.images for message in prompt.messages)), None)
+        if shown is not None:
+            renderer.encode_images(shown.messages)
+            for kind in {each.kind for each in engines.engine_kinds} & SHIPPED - {"native"}:
+                message = f"engines of this kind read no images, and prompt {shown.id!r} has some; valid is native"
+                raise ConfigError(message, key="engine.kind", value=kind, valid=["native"])
+
+    def next_example(self) -> tuple[IntArray, IntArray, tuple[PlacedImage, ...]]:
+        """Return the tokens of the next example for supervised fine-tuning, prompt and answer, and the prompt's images."""
         if self.examples is None or self.renderer is None:
             raise UnsupportedError("this run has no examples for supervised fine-tuning")
         return self.renderer.encode_example(self.examples.next(), self.response)

@@ -68,6 +68,8 @@ def _to_plain_values(method: str, result: Any) -> Any:
     plain: dict[str, Any] = {name: bool(info[name]) for name in ENVIRONMENT_MEASURES & info.keys()}
     if (key := info.get("state_key")) is not None:
         plain["state_key"] = str(key)
+    if images := info.get("images"):
+        plain["images"] = tuple(images)
     return *values, plain
 
 

@@ -117,7 +117,7 @@ class RemoteJudge:
         Raises:
             UnreachableError: It does not answer.
         """
-        sent = [{"role": message.role, "content": message.content} for message in messages]
+        sent = [message.to_openai() for message in messages]
         if not self._cache:
             return await self._send(sent)
         key = hashlib.sha256(json.dumps(sent).encode()).digest()

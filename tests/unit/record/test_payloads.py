@@ -17,6 +17,7 @@ from antiphon.core.types import (
     Group,
     GroupOutcome,
     PayloadReference,
+    PlacedImage,
     PolicyVersion,
     Prompt,
     Sampling,
@@ -186,3 +187,42 @@ def test_a_part_of_a_column_of_lists_is_split_as_the_whole():
     for begin, count in ((0, 5), (2, 2), (1, 4), (3, 0)):
         part = whole.slice(begin, count)
         assert [each.tolist() for each in trajectories._split(pa.chunked_array([part]))] == part.to_pylist()
+
+
+def with_images(sibling, *images):
+    """A trajectory whose segment has images of two tokens each."""
+    trajectory = made(sibling, 2 * max(len(images), 2))
+    placed = tuple(PlacedImage(image, 2 * number, 2 * number + 2) for number, image in enumerate(images))
+    return replace(trajectory, payload=(replace(trajectory.segments[0], images=placed),))
+
+
+def test_images_are_kept_once_and_found_again(tmp_path):
+    files = PayloadWriter(tmp_path, "lineage-2-rollout-0", 2)
+
+    async def body():
+        written = await asyncio.gather(
+            *(files.write(with_images(n, *images)) for n, images in enumerate(([b"a"], [b"a", b"b"], [])))
+        )
+        return [*written, await files.write(with_images(3, b"b"))]
+
+    references = asyncio.run(body())
+    (found,) = PayloadReader(tmp_path).fetch([group(*references)])
+    images = [each.segments[0].images for each in found.trajectories]
+    assert [[image.data for image in each] for each in images] == [[b"a"], [b"a", b"b"], [], [b"b"]]
+    assert images[1][1] == PlacedImage(b"b", 2, 4)
+    assert len(list((tmp_path / "images").iterdir())) == 2
+    one = references[1].payload
+    assert trajectories.read_attempt(tmp_path / one.file, one.attempt).segments[0].images == images[1]
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda file: file.unlink(), lambda file: file.write_bytes(b"another")], ids=["gone", "changed"]
+)
+def test_image_that_is_not_the_recorded_one_is_named(tmp_path, damage):
+    files = PayloadWriter(tmp_path, "lineage-2-rollout-0", 2)
+    written = asyncio.run(files.write(with_images(0, b"a")))
+    (image,) = (tmp_path / "images").iterdir()
+    damage(image)
+    with pytest.raises(RecordError) as raised:
+        PayloadReader(tmp_path).fetch([group(written)])
+    assert image.name in str(raised.value)

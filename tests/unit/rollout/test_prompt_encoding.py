@@ -37,7 +37,7 @@ class Bytes:
 def test_each_prompt_gets_its_own_tokens(order: list[Prompt]) -> None:
     tokenizer = Bytes()
     encoder = PromptEncoder(tokenizer)
-    assert [tokenizer.decode(encoder.encode_task(prompt)) for prompt in order] == [prompt.id for prompt in order]
+    assert [tokenizer.decode(encoder.encode_task(prompt).tokens) for prompt in order] == [prompt.id for prompt in order]
     assert tokenizer.encoded == len(list(groupby(order, key=lambda prompt: prompt.id)))
 
 

@@ -1,0 +1,165 @@
+"""Vision-language models of transformers: what engines and learners compute from images, in the same way.
+
+The decoder of such a model reads tokens. Where a token stands for a part of an image, its embedding is replaced by a feature
+that the vision encoder computes. `PlacedImage` says which tokens these are: those between `start` and `stop` that are the
+model's image token.
+"""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+from antiphon.core.errors import RequestError
+from antiphon.core.optional_packages import import_optional
+from antiphon.core.types import PlacedImage
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # of Pillow's, those that start no other program
+MOST_PIXELS = 1 << 26
+
+
+def reads_images(config: Any) -> bool:
+    """Return True if a configuration of transformers is that of a vision-language model."""
+    return getattr(config, "vision_config", None) is not None
+
+
+def model_class(config: Any) -> Any:
+    """Return the class of transformers that loads the language model, or vision-language model, of a configuration."""
+    return AutoModelForImageTextToText if reads_images(config) else AutoModelForCausalLM
+
+
+def model_class_of(directory: str) -> Any:
+    """Return `model_class` of the model in a directory."""
+    return model_class(AutoConfig.from_pretrained(directory, trust_remote_code=False))
+
+
+def attention_names(config: Any, name: str) -> str | dict[str, str]:
+    """Return `attn_implementation` with which the decoder has the attention `name`, and a vision encoder torch's own."""
+    return {"": name, "text_config": name, "vision_config": "sdpa"} if reads_images(config) else name
+
+
+def decoder_of(model: Any) -> Any:
+    """Return the decoder of a language model, or of a vision-language model."""
+    return model.get_decoder() if reads_images(model.config) else model.base_model
+
+
+@dataclass(frozen=True, slots=True)
+class Pixels:
+    """Inputs of the vision encoder for one image, by the names that the model has for them."""
+
+    inputs: dict[str, Tensor]
+
+    @property
+    def grid(self) -> Tensor | None:
+        """The image's numbers of patches in time, height and width [1, 3], in models whose positions depend on them."""
+        return self.inputs.get("image_grid_thw")
+
+
+class VisionEncoder:
+    """The parts of a vision-language model around its decoder."""
+
+    def __init__(self, model: Any, directory: str) -> None:
+        """Use the encoder of `model`, and the settings of pixels in its directory."""
+        from transformers import AutoImageProcessor
+
+        self._model = model
+        self._body = model.base_model
+        # Of the two implementations this one needs no more packages, and gives the same pixels on every machine.
+        self._processor = AutoImageProcessor.from_pretrained(directory, backend="pil")
+        self.token = image_token(model.config)
+
+    def pixels(self, data: bytes) -> Pixels:
+        """Return the pixels of an image file; `RequestError` if it cannot be read."""
+        return Pixels(dict(self._processor(images=[open_image(data)], return_tensors="pt")))
+
+    def features(self, pixels: Pixels) -> Tensor:
+        """Compute the features [K, N, H] of an image with N tokens; with gradient if gradients are on.
+
+        The first of K is the embedding of each token. The others, which few models have, are added after the first K - 1 layers
+        of the decoder (Meng et al. 2024, "DeepStack").
+        """
+        like = next(self._model.parameters())
+        given = {name: tensor.to(like.device) for name, tensor in pixels.inputs.items()}
+        given["pixel_values"] = given["pixel_values"].to(like.dtype)
+        found = self._body.get_image_features(**given, return_dict=True)
+        layers = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
+        return torch.stack([torch.cat([part.reshape(-1, part.shape[-1]) for part in layer]) for layer in layers])
+
+    def tokens_of(self, tokens: Tensor, image: PlacedImage) -> Tensor:
+        """Return the places [N] of the tokens [L] of a sequence that stand for an image."""
+        return image.start + torch.nonzero(tokens[image.start : image.stop] == self.token)[:, 0]
+
+    def decoder_inputs(self, tokens: Tensor, places: Sequence[Tensor], features: Sequence[Tensor]) -> dict[str, Any]:
+        """Return what the decoder gets of tokens [T] in which images stand.
+
+        Args:
+            tokens: The tokens.
+            places: The places [N] of tokens of each image.
+            features: The features [K, N, H] of these tokens.
+
+        Raises:
+            RequestError: There are more or fewer features than places.
+        """
+        embedded: Tensor = self._model.get_input_embeddings()(tokens)
+        if not places:
+            return {"inputs_embeds": embedded[None]}
+        order = torch.argsort(at := torch.cat(list(places)))
+        first, *others = torch.cat(list(features), 1).to(embedded.dtype)
+        if len(at) != len(first):
+            raise RequestError(
+                f"the images have {len(at)} tokens, and the model computes {len(first)} features of them"
+            )
+        given: dict[str, Any] = {"inputs_embeds": embedded.index_copy(0, at, first)[None]}
+        if others:
+            mask = torch.zeros_like(tokens, dtype=torch.bool).index_fill(0, at, value=True)
+            given |= {"visual_pos_masks": mask[None], "deepstack_visual_embeds": [rows[order] for rows in others]}
+        return given
+
+    def positions(self, tokens: Tensor, images: Sequence[PlacedImage], pixels: Sequence[Pixels]) -> Tensor | None:
+        """Return the positions [3, L] of a sequence with images in the model's rotary embedding; None if they are plain.
+
+        Args:
+            tokens: The sequence [L].
+            images: Its images.
+            pixels: The pixels of each.
+
+        Source: Wang et al. 2024, "Qwen2-VL": multimodal rotary position embedding.
+        """
+        if not hasattr(self._body, "get_rope_index"):
+            return None
+        kinds = torch.zeros_like(tokens, dtype=torch.int32)
+        for image in images:
+            kinds[self.tokens_of(tokens, image)] = 1
+        grid = torch.cat([each.grid for each in pixels if each.grid is not None]).to(tokens.device)
+        positions, _ = self._body.get_rope_index(
+            input_ids=tokens[None], mm_token_type_ids=kinds[None], image_grid_thw=grid
+        )
+        return positions[:, 0]
+
+
+def image_token(config: Any) -> int:
+    """Return the id of the token that stands for a part of an image."""
+    return int(getattr(config, "image_token_id", None) or config.image_token_index)
+
+
+def encoder_parameters(model: Any) -> list[torch.nn.Parameter]:
+    """Return the trained parameters of a vision-language model that are neither its decoder's nor its head's."""
+    head = model.get_output_embeddings()
+    others = {id(parameter) for part in (decoder_of(model), head) for parameter in part.parameters()}
+    return [each for each in model.parameters() if each.requires_grad and id(each) not in others]
+
+
+def open_image(data: bytes) -> Any:
+    """Return the image of Pillow in a file in memory, in RGB; `RequestError` if it is none, or has too many pixels."""
+    pillow = import_optional("PIL.Image", "a prompt with images", package="pillow")
+    try:
+        image = pillow.open(io.BytesIO(data), formats=FORMATS)
+        if image.width * image.height > MOST_PIXELS:
+            raise ValueError(f"{image.width} x {image.height} pixels are more than {MOST_PIXELS:,}")
+        return image.convert("RGB")
+    except Exception as error:  # named boundary: Pillow raises all kinds of errors for files that are damaged
+        raise RequestError(f"an attached image of {len(data):,} bytes cannot be read: {error}") from error
