@@ -165,10 +165,11 @@ With `record.events: true` a run writes `events.jsonl`: one JSON object a line, 
 def describe_run_directory() -> str:
     """Describe the tables of the ledger and the columns of the trajectory files."""
     from antiphon.record import schema
-    from antiphon.record.trajectories import COLUMNS, SCHEMA
+    from antiphon.record.trajectories import COLUMNS, SCHEMA_WITH_IMAGES
 
     columns = [
-        (f"`{name}`", str(SCHEMA.field(name).type).replace("<", "&lt;"), meaning) for name, meaning in COLUMNS.items()
+        (f"`{name}`", str(SCHEMA_WITH_IMAGES.field(name).type).replace("<", "&lt;"), meaning)
+        for name, meaning in COLUMNS.items()
     ]
     ledger = "\n".join(
         _describe_table(text) for text in re.split(r"(?=^CREATE TABLE)", schema.tables(), flags=re.M)[1:]
