@@ -33,7 +33,7 @@ _OPTIONS = re.compile(r".*options\..+")
 _FILE_KEYS = ("model.path", "tasks.judge.path", "critic.path", "teachers.path")
 _SELF_CONTAINED_SOURCES = ("reasoning_gym", "tools")  # they read no file
 # Environments that import modules, start programs or connect to servers that their options name.
-_OPEN_ENVIRONMENTS = ("gem", "gymnasium", "mini_swe", "openenv", "openreward", "textarena", "tools")
+_OPEN_ENVIRONMENTS = ("gem", "gymnasium", "mini_swe", "openenv", "openreward", "task_images", "textarena", "tools")
 _SERVER_OPTIONS = (
     "address",
     "key",

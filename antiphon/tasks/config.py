@@ -15,7 +15,7 @@ class PromptsConfig(Config):
     """A source of prompts."""
 
     source: str
-    """`jsonl`, `parquet`, `csv`, `arrow`, `text`, `huggingface`, `modelscope`, `reasoning_gym`, `mini_swe`, or
+    """`jsonl`, `parquet`, `csv`, `arrow`, `text`, `huggingface`, `modelscope`, `reasoning_gym`, `mini_swe`, `task_images`, or
     package.module:function that yields prompts."""
     path: str = ""
     """File, id of a hub, or reasoning-gym dataset name."""

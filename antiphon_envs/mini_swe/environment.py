@@ -4,7 +4,6 @@ Each turn runs one command. `submit` or the last turn ends the attempt, which is
 a sandbox that the attempt never saw: 1 if all of them pass, else 0. A lost sandbox raises, and never counts as a reward of 0.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -12,7 +11,6 @@ from pydantic import Field
 
 from antiphon.core.errors import DataError
 from antiphon.core.types import Prompt
-from antiphon.sandbox.base import Status
 from antiphon.sandbox.sessions.config import WORK
 from antiphon.sandbox.sessions.session import Session
 from antiphon.sandbox.sessions.shell_sandbox import ShellSandbox
@@ -20,10 +18,9 @@ from antiphon.tasks.base import Reset, Step
 from antiphon.tasks.environments.base import BaseEnvironment, EnvironmentConfig
 from antiphon_envs.mini_swe.boxes import judge, modules_in, open_box, turn
 from antiphon_envs.mini_swe.packages import bytecode, instance_of, package_of
+from antiphon_envs.mini_swe.shell_turns import MALFORMED, SUBMIT, command_of, describe_result
 
-SUBMIT = "submit"
 MOST_NAMED = 10  # failing tests that the task names
-BLOCK = re.compile(r"```(?:bash|sh|shell)[ \t]*\n(.*?)```", re.DOTALL)
 
 TASK = f"""The source of {{package}} {{version}} is in {WORK}/{{package}}. One of its modules has a small mistake, and these
 tests fail:
@@ -43,7 +40,6 @@ the tests decide. To be done, answer:
 ```bash
 {SUBMIT}
 ```"""
-MALFORMED = "Answer with exactly one command, in a block that begins with ```bash and ends with ```. Nothing was run."
 
 
 class MiniSWE(BaseEnvironment):
@@ -124,25 +120,4 @@ class MiniSWE(BaseEnvironment):
         """Run a command; return its result as the policy reads it."""
         async with turn():
             result = await session.run(command, seconds=self.config.seconds)
-        end = f"Exit code: {result.exit_code}"
-        if result.status is Status.TIMEOUT:
-            end = f"Ended after {self.config.seconds:g} seconds, which is what a command may take."
-        elif result.exit_code is None:
-            end = "Ended by a signal."
-        if result.ended:
-            end += f"\nThe shell has ended, too; the next command gets a new one, in {WORK}."
-        text = result.raw().decode("utf-8", "replace")
-        return f"{end}\nOutput:\n{self._cut(text, result.dropped)}"
-
-    def _cut(self, text: str, dropped: int) -> str:
-        left_out = len(text) - self.config.output
-        if left_out > 0:
-            begin = self.config.output - self.config.output // 2
-            text = f"{text[:begin]}\n[{left_out} characters left out]\n{text[begin + left_out :]}"
-        return text + (f"\n[{dropped} bytes more]" if dropped else "")
-
-
-def command_of(action: str) -> str | None:
-    """Return the command of a response that has exactly one block; else None."""
-    blocks = BLOCK.findall(action)
-    return blocks[0].strip() if len(blocks) == 1 else None
+        return describe_result(result, seconds=self.config.seconds, output=self.config.output, directory=WORK)

@@ -15,9 +15,9 @@ import pytest
 from tests.conftest import Project
 
 COMMANDS = (
-    "bash cat chmod cut dd dirname basename echo env find grep head id ls mkdir mknod mv nproc pgrep printf ps realpath"
+    "base64 bash cat chmod cp cut dd dirname basename echo env find git grep head id ls mkdir mknod mktemp mv nproc"
 )
-COMMANDS += " rm sed seq setsid sh sleep tail tar test touch tr true unshare wc"
+COMMANDS += " pgrep printf ps realpath rm sed seq setsid sh sleep tail tar test touch tr true unshare wc"
 IMAGE = "antiphon-test"
 START_SECONDS = 60
 

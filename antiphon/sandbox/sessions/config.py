@@ -36,6 +36,9 @@ class ShellSandboxConfig:
     """Hosts, each as `host:port`, that can be reached by HTTP and HTTPS through a proxy. Nothing else can be reached."""
     image: str = ""
     """Local docker image whose commands the sandbox has; without one, it has those of this machine."""
+    image_as_built: bool = False
+    """Keep the image's own user, working directory and variables, and let programs write everywhere in the container. `disk`
+    then bounds only /dev/shm. Otherwise programs have a user of their own and can write only to the work directory and /tmp."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

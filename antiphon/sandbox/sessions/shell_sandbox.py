@@ -51,7 +51,7 @@ while :; do
     (
         echo "parent $BASHPID" >&9
         (
-            ulimit -u {processes}
+            {bound}
             exec setsid bash --norc --noprofile --noediting -i 9>&-
         ) < {control}/$name.lines > /dev/null 2>&1
         echo "gone $?" >&9
@@ -163,7 +163,7 @@ class ShellSandbox:
         try:
             self._first = os.pidfd_open(launched.first)
             asyncio.get_running_loop().add_reader(self._first, self._on_end)
-            if self._group is not None:
+            if self._group is not None and not self.config.image_as_built:  # else docker bounds memory and processes
                 with suppress(PermissionError):  # docker's process, whose memory docker has bounded
                     self._group.add_process(launched.first)
             self.processes = Processes(launched.first)
@@ -194,11 +194,13 @@ def _keeper_program(config: ShellSandboxConfig, *, per_process: bool) -> str:
         "c": 0,
         "f": -(-limits.file_size // 1024),
         "t": math.ceil(limits.cpu_seconds),
-        "u": limits.processes + RESERVED,
     }
+    if not config.image_as_built:
+        values["u"] = limits.processes + RESERVED
     if per_process:
         values["v"] = -(-limits.memory // 1024)
     lines = "\n".join(f"ulimit -{name} {value}" for name, value in values.items())
     if config.network:
         lines += f"\npython3 -I -S -c {shlex.quote(FORWARDER.format(port=PORT, path=f'{CONTROL}/proxy'))}"
-    return _KEEPER.format(before=lines, control=CONTROL, processes=limits.processes)
+    bound = ":" if config.image_as_built else f"ulimit -u {limits.processes}"
+    return _KEEPER.format(before=lines, control=CONTROL, bound=bound)
