@@ -24,6 +24,8 @@ def _explain_filter(row: AttemptRow, siblings: list[AttemptRow], config: Mapping
     bounds = next((task.get("mean_range") for task in tasks if task.get("name") == row.prompt.task), None)
     filtered = [each for each in siblings if each.status == row.status]
     scores = [each.score for each in filtered]
+    if None in scores:
+        return "its environment, which scores whole groups, gave this group no scores"
     listed = ", ".join(_format_score(each) for each in scores)
     mean = fmean(score or 0.0 for score in scores)
     if bounds and not bounds[0] <= mean <= bounds[1]:

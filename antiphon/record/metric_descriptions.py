@@ -17,7 +17,7 @@ METRICS: Mapping[str, str] = {
     "engines/live": "Engines that take requests.",
     "attempts/dispatched": "Attempts started in this lineage.",
     "groups/live": "Groups that were admitted and whose slots are not released.",
-    "groups/filtered": "Groups that `rollout.filter`, or `mean_range` of their task, rejected since the step before.",
+    "groups/filtered": "Groups that `rollout.filter`, `mean_range` or what scores them rejected since the step before.",
     "groups/failed": "Groups that failed since the step before.",
     "groups/stale": "Groups that became too old since the step before.",
     "age/mean": "Mean age of the step's attempts, in versions.",

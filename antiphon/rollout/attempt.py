@@ -14,7 +14,6 @@ from antiphon.core.types import (
     Prompt,
     Sampling,
     Score,
-    ScoreStatus,
     Segment,
     Timing,
     Trajectory,
@@ -68,7 +67,7 @@ class UnscoredAttempt:
     def to_trajectory(self, score: Score, finished: float) -> Trajectory:
         """Return the trajectory with a score, scored at the loop time `finished`."""
         failure = self.failure
-        if failure is None and score.status is not ScoreStatus.SCORED:
+        if failure is None and not score.status.is_verdict:
             failure = Failure(source="reward", message=score.detail)
         sampled = [segment.versions[segment.loss_mask] for segment in self.segments]
         newest = max((int(versions.max()) for versions in sampled if len(versions)), default=self.started.n)

@@ -39,8 +39,8 @@ class ProgressGuard:
         self._filtered += 1
         if self._filtered >= MAX_FILTERED:
             raise RolloutError(
-                f"the last {self._filtered} complete groups were filtered out (rollout.filter, or mean_range of their tasks), "
-                "and none could be trained on"
+                f"the last {self._filtered} complete groups were filtered out (rollout.filter, mean_range of their tasks, or "
+                "an environment that scores whole groups), and none could be trained on"
             )
 
     def record_trainable_group(self) -> None:

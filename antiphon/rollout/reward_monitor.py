@@ -19,7 +19,6 @@ from antiphon.core.types import (
     Group,
     IntArray,
     PayloadReference,
-    ScoreStatus,
     Segment,
     TextStatistics,
     Trajectory,
@@ -149,7 +148,7 @@ def find_alarms(task: str, found: Mapping[str, float]) -> Iterator[Alarm]:
 @dataclass(slots=True)
 class _Task:
     responses: deque[ResponseRecord] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    graded: deque[bool] = field(default_factory=lambda: deque(maxlen=WINDOW))  # True if there was a score
+    graded: deque[bool] = field(default_factory=lambda: deque(maxlen=WINDOW))  # True if there was a verdict
 
     def measures(self) -> dict[str, float]:
         found = {"ungraded": 1 - sum(self.graded) / len(self.graded)} if len(self.graded) >= MIN_RESPONSES else {}
@@ -165,7 +164,7 @@ class RewardMonitor:
     def record_finish(self, meta: TrajectoryMeta) -> None:
         """Note an attempt that came to its end; if nothing failed before, it was graded."""
         if meta.failure is None or meta.failure.source == "reward":
-            self._task(meta.task).graded.append(meta.score.status is ScoreStatus.SCORED)
+            self._task(meta.task).graded.append(meta.score.status.is_verdict)
 
     def record_training(self, groups: Sequence[Group]) -> None:
         """Note the groups that a step takes."""

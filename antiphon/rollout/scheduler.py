@@ -18,6 +18,7 @@ from antiphon.core.types import (
     GroupOutcome,
     PolicyVersion,
     Prompt,
+    ScoreStatus,
     Trajectory,
 )
 from antiphon.core.types.versions import MAX_SUPPORT
@@ -273,7 +274,7 @@ class Scheduler:
         if change.failed:
             self._end_group(group, GroupOutcome.FAILED)
             self.progress.record_failed_group()
-        elif change.completed and self._filter is not None and not self._filter(self._open[group].to_group(group)):
+        elif change.completed and not self._is_kept(self._open[group].to_group(group)):
             self.admission.filter(group)
             self._note_scores(self._open[group].to_group(group))
             self._end_group(group, GroupOutcome.FILTERED)
@@ -285,6 +286,12 @@ class Scheduler:
         if change.failed or change.completed:
             self.admit()
             self._changed.set()
+
+    def _is_kept(self, group: Group) -> bool:
+        """Return True if a complete group may be trained on: it was not dropped, and the filter keeps it."""
+        if any(trajectory.meta.score.status is ScoreStatus.DROPPED for trajectory in group.trajectories):
+            return False
+        return self._filter is None or self._filter(group)
 
     def _end_stale_groups(self, change: Change) -> None:
         self._abort(change.abort)

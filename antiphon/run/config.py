@@ -219,7 +219,7 @@ class RunConfig(Config):
     @property
     def judged_together(self) -> frozenset[str]:
         """Names of the tasks whose siblings are scored together."""
-        return frozenset(task.name for task in self.tasks if task.group_reward)
+        return frozenset(task.name for task in self.tasks if task.group_reward or (task.agent and task.agent.atropos))
 
     @property
     def models(self) -> tuple[str, ...]:

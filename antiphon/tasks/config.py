@@ -15,8 +15,8 @@ class PromptsConfig(Config):
     """A source of prompts."""
 
     source: str
-    """`jsonl`, `parquet`, `csv`, `arrow`, `text`, `huggingface`, `modelscope`, `reasoning_gym`, `mini_swe`, `task_images`, or
-    package.module:function that yields prompts."""
+    """`jsonl`, `parquet`, `csv`, `arrow`, `text`, `huggingface`, `modelscope`, `reasoning_gym`, `mini_swe`, `task_images`,
+    `numbered`, or package.module:function that yields prompts."""
     path: str = ""
     """File, id of a hub, or reasoning-gym dataset name."""
     split: str = "train"
@@ -120,6 +120,11 @@ class AgentConfig(Config):
     function: str = ""
     """package.module:function, called with (base_url, api_key, prompt), plain or `async`; `base_url` serves clients of both
     protocols."""
+    atropos: str = ""
+    """Or package.module:Class, an environment of Atropos, which runs and scores the attempts of a group together. Its prompts
+    are those of the source `numbered`, its reward is `agent_result`."""
+    options: dict[str, Any] = {}
+    """Fields of the configuration of the environment of Atropos."""
     command: str = ""
     """Or a shell command in a sandbox, with the address, the key and the task in its environment variables."""
     image: str = ""
@@ -133,8 +138,10 @@ class AgentConfig(Config):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        if bool(self.function) == bool(self.command):
-            raise ValueError("an agent is either a function or a command")
+        if [bool(self.function), bool(self.command), bool(self.atropos)].count(True) != 1:
+            raise ValueError("an agent is either a function, a command or an environment of Atropos")
+        if self.options and not self.atropos:
+            raise ValueError("options are for an environment of Atropos")
         if (self.image or self.network or self.unconfined) and not self.command:
             raise ValueError("image, network and unconfined are for an agent that is a command")
         if (self.image or self.network) and self.unconfined:
@@ -260,7 +267,7 @@ class TaskConfig(Config):
     """An agent program that runs the attempts, instead of a single turn or an environment."""
     reward: str = "math"
     """`math`, `numeric`, `multiple_choice`, `short_answer`, `exact_match`, `regex`, `code`, `sql`, `instruction_following`,
-    `judge`, `reasoning_gym`, `environment_return`, `reward_model`, `length`, `repetition`, `composed`, or
+    `judge`, `reasoning_gym`, `environment_return`, `agent_result`, `reward_model`, `length`, `repetition`, `composed`, or
     package.module:attribute: docs/rewards.md."""
     reward_options: dict[str, Any] = {}
     """Keyword arguments of the reward."""

@@ -23,7 +23,17 @@ SOURCES = Registry(
     "prompt source",
     {
         name: f"antiphon.tasks.sources:{name}"
-        for name in ("jsonl", "parquet", "csv", "arrow", "text", "huggingface", "modelscope", "reasoning_gym")
+        for name in (
+            "jsonl",
+            "parquet",
+            "csv",
+            "arrow",
+            "text",
+            "huggingface",
+            "modelscope",
+            "reasoning_gym",
+            "numbered",
+        )
     }
     | {"tools": "antiphon.tasks.environments.tools.problems:tool_problems"},
     group="antiphon.prompt_sources",

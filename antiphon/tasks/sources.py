@@ -208,5 +208,11 @@ def reasoning_gym(split: str, path: str = "", size: int = 1000, seed: int = 0, *
     )
 
 
+def numbered(split: str, size: int, start: int = 0) -> Iterator[Row]:
+    """Yield `size` prompts without text, for environments that have problems of their own; `index` counts from `start`."""
+    for index in range(start, start + size):
+        yield {"id": f"{split}-{index}", "prompt": "", "index": index}
+
+
 def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -101,13 +101,19 @@ def test_learning_tables_name_their_learning_rate():
 ENVIRONMENTS_PAGE = (ROOT / "docs" / "environments.md").read_text()
 
 
-@pytest.mark.parametrize("fragment", re.findall(r"```yaml\n(.*?)```", ENVIRONMENTS_PAGE, re.DOTALL))
+@pytest.mark.parametrize("fragment", re.findall(r"```yaml\n(environment: .*?)```", ENVIRONMENTS_PAGE, re.DOTALL))
 def test_the_environments_of_their_page_can_be_made(fragment):
     task = yaml.safe_load(fragment)
     environment_factory(task["environment"], task["environment_options"])
     assert TaskConfig.model_validate(
         {"name": "a", "prompts": {"source": "jsonl"}, "reward": "environment_return"} | task
     )
+
+
+def test_the_tasks_of_the_page_of_environments_are_valid():
+    (fragment,) = re.findall(r"```yaml\n(tasks:.*?)```", ENVIRONMENTS_PAGE, re.DOTALL)
+    (task,) = yaml.safe_load(fragment)["tasks"]
+    assert TaskConfig(**task).agent
 
 
 def test_the_page_of_environments_has_them_all():

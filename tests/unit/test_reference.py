@@ -15,7 +15,7 @@ from antiphon.cli.app import app
 from antiphon.record import schema
 from antiphon.record.events import EVENTS
 from antiphon.record.metric_descriptions import find_undescribed
-from antiphon.record.trajectories import SCHEMA
+from antiphon.record.trajectories import SCHEMA_WITH_IMAGES
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -69,7 +69,7 @@ def test_ledger_columns_are_those_of_the_database():
 
 def test_parquet_columns_are_those_of_the_files():
     rows = rows_of(PAGES["run_directory.md"].split("## Trajectories")[1])[2:]
-    assert [row[0].strip("`") for row in rows] == SCHEMA.names and all(row[2] for row in rows)
+    assert [row[0].strip("`") for row in rows] == SCHEMA_WITH_IMAGES.names and all(row[2] for row in rows)
 
 
 def calls_of_add():

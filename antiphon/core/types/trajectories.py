@@ -72,11 +72,17 @@ class Segment:
 
 
 class ScoreStatus(StrEnum):
-    """Outcome of grading: scored, not scored, or broken."""
+    """Outcome of grading: scored, dropped, not scored, or broken."""
 
     SCORED = "scored"
+    DROPPED = "dropped"  # what scores whole groups wants none of its group to be trained on: the group is filtered
     UNGRADED = "ungraded"  # the grader had nothing to say: no answer to judge, time-out, its own error
     INFRASTRUCTURE = "infrastructure"  # the machinery around it failed
+
+    @property
+    def is_verdict(self) -> bool:
+        """True if the attempt is not tried again for a score."""
+        return self in (ScoreStatus.SCORED, ScoreStatus.DROPPED)
 
 
 @quick_to_pickle
@@ -114,7 +120,9 @@ class AttemptStatus(StrEnum):
     RUNNING = "running"
     FINISHED = "finished"  # it has a score, and waits for its group or its step
     TRAINED = "trained"  # the weights of its step were published; `why` says if it had a gradient
-    FILTERED = "filtered"  # `rollout.filter`, or `mean_range` of its task, rejected its complete group
+    FILTERED = (
+        "filtered"  # `rollout.filter`, `mean_range` of its task, or what scores its group rejected the complete group
+    )
     STALE = "stale"  # its group became too old
     REDUNDANT = "redundant"  # its group was complete without it, or `rollout.sampler` did not reward it
     CANCELLED = "cancelled"  # the run was over

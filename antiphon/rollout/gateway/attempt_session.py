@@ -2,7 +2,9 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from typing_extensions import override
 
@@ -18,9 +20,11 @@ from antiphon.core.types import (
 )
 from antiphon.rollout.attempt import AttemptInputs
 from antiphon.rollout.gateway.capture import CaptureCounts, ConversationRecorder, PromptDraft
-from antiphon.rollout.gateway.chat import CONTEXT_LENGTH, MAX_TURNS, ApiError, ChatRequest, Reply
+from antiphon.rollout.gateway.chat import CONTEXT_LENGTH, MAX_TURNS, ApiError, ChatRequest, CompletionRequest, Reply
 from antiphon.rollout.gateway.served_model import ServedModel
 from antiphon.rollout.gateway.sessions import PENALTIES, OnText, PreparedRequest, Session
+
+R = TypeVar("R", bound=ChatRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +87,22 @@ class AttemptSession(Session):
 
     @override
     def prepare(self, chat: ChatRequest) -> PreparedRequest:
+        return self._prepare(super().prepare, chat)
+
+    @override
+    def prepare_completion(self, request: CompletionRequest) -> PreparedRequest:
+        if len(request.prompts) != 1:
+            raise ApiError("prompt: an attempt completes one text a request", code="unsupported_parameter")
+        prepared = self._prepare(super().prepare_completion, request)
+        return replace(prepared, draft=self._recorder.start_text(prepared.prompt))
+
+    def _prepare(self, prepare: Callable[[R], PreparedRequest], request: R) -> PreparedRequest:
         try:
-            prepared = super().prepare(chat)
+            prepared = prepare(request)
         except ApiError as error:
             self._truncated = self._truncated or error.code == CONTEXT_LENGTH
             raise
-        self._require_turns(chat.n)
+        self._require_turns(len(prepared.requests))
         return prepared
 
     def _require_turns(self, count: int) -> None:
@@ -135,10 +149,12 @@ class AttemptSession(Session):
     def record(self, prepared: PreparedRequest, request: GenerateRequest, reply: Reply) -> None:
         self._unreadable += not reply.readable
         self._truncated = reply.completion.finish is FinishReason.LENGTH
-        assert prepared.draft is not None  # an attempt completes no texts
+        assert prepared.draft is not None
         self._recorder.record_reply(prepared.draft, reply.completion, request.sampling, reply.message)
         self._turns += 1
-        self._messages = (*prepared.chat.messages, reply.message)
+        chat = prepared.chat
+        text = (Message("user", chat.texts[0]),) if isinstance(chat, CompletionRequest) else ()
+        self._messages = (*chat.messages, *text, reply.message)
 
     @override
     async def answer(self, prepared: PreparedRequest, on_text: OnText | None = None) -> list[Reply]:

@@ -145,6 +145,9 @@ class ConversationRecorder:
         self._tokenizer = tokenizer
         self._roots: dict[str, _ConversationNode] = {}  # by the tools that were offered
         self._turns: list[_SampledTurn] = []
+        self._texts: dict[
+            bytes, _ConversationNode
+        ] = {}  # by the tokens of texts to complete, which are no conversations
 
     def start_turn(self, messages: Sequence[Message], tools: Tools = (), forced: str = "") -> PromptDraft:
         """Return the prompt of a conversation that is to be answered.
@@ -174,6 +177,13 @@ class ConversationRecorder:
         if forced:
             added = np.concatenate([added, self._tokenizer.encode(forced)])
         return PromptDraft(node, parent, added, images, rerendered)
+
+    def start_text(self, tokens: IntArray) -> PromptDraft:
+        """Return the prompt of a text [P] that is to be completed; it goes on from the longest turn that it begins with."""
+        known = [turn for turn in self._turns if _begins_with(tokens, turn)]
+        parent = max(known, key=lambda turn: (turn.turn.stop, not turn.continued), default=None)
+        node = self._texts.setdefault(tokens.tobytes(), _ConversationNode())
+        return PromptDraft(node, parent, tokens[0 if parent is None else parent.turn.stop :])
 
     def record_reply(self, draft: PromptDraft, completion: Completion, sampling: Sampling, reply: Message) -> None:
         """Record the completion of a draft, and the message that the client gets for it."""
@@ -235,6 +245,12 @@ class ConversationRecorder:
         sampled = parent.completion.tokens
         closed = len(sampled) > 0 and int(sampled[-1]) in self._tokenizer.eos_ids
         return self._tokenizer.encode_images(messages, new, tools=tools, closed=closed)
+
+
+def _begins_with(tokens: IntArray, turn: _SampledTurn) -> bool:
+    """Return True if tokens begin with those from the root to the end of a turn."""
+    stop = turn.turn.stop
+    return stop <= len(tokens) and np.array_equal(tokens[:stop], np.concatenate(turn.token_pieces()))
 
 
 def _make_segment(path: Sequence[_SampledTurn], new: Sequence[_SampledTurn], parent: int | None) -> Segment:

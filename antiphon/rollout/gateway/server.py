@@ -2,8 +2,9 @@
 
 import asyncio
 import secrets
+from collections.abc import Mapping, Sequence
 from types import ModuleType, TracebackType
-from typing import Self
+from typing import Any, NamedTuple, Self
 
 import uvicorn
 from starlette.applications import Starlette
@@ -11,10 +12,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 
+from antiphon.core.types import FloatArray, IntArray
 from antiphon.rollout.attempt import AttemptInputs
 from antiphon.rollout.gateway import anthropic, completions, openai
 from antiphon.rollout.gateway.attempt_session import AttemptSession, CapturedAttempt
-from antiphon.rollout.gateway.chat import ApiError, parse_object
+from antiphon.rollout.gateway.chat import ApiError, Reply, parse_object
 from antiphon.rollout.gateway.listener import Server, listen
 from antiphon.rollout.gateway.responses import (
     answer_unless_disconnected,
@@ -24,11 +26,22 @@ from antiphon.rollout.gateway.responses import (
     stream_events,
 )
 from antiphon.rollout.gateway.served_model import ServedModel
-from antiphon.rollout.gateway.sessions import Session
+from antiphon.rollout.gateway.sessions import PreparedRequest, Session
 from antiphon.rollout.gateway.unrecorded_client import UnrecordedClient
 
 KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, so that none is closed under a request
 SHUTDOWN_SECONDS = 2
+
+
+class Answer(NamedTuple):
+    """The answer to a request of OpenAI's protocol, with its tokens."""
+
+    response: Mapping[str, Any]
+    """The response of OpenAI's protocol."""
+    prompt: IntArray
+    """Tokens of the prompt [P]."""
+    replies: tuple[tuple[IntArray, FloatArray], ...]
+    """Sampled tokens of each choice and their log-probs, [C] each."""
 
 
 class Gateway:
@@ -75,6 +88,22 @@ class Gateway:
     def issue_key(self, token: str) -> str:
         """Accept a token as the key of a client that is not recorded."""
         return self._admit(token, UnrecordedClient(self.model))
+
+    async def answer(self, key: str, body: Mapping[str, Any]) -> Answer:
+        """Answer a request of OpenAI's protocol that comes from this process or one of its workers.
+
+        Args:
+            key: A key that was issued.
+            body: Body of the request: of a text completion if it has a `prompt`, else of a chat completion.
+
+        Raises:
+            ApiError: The key is unknown, or the request cannot be answered.
+        """
+        session, protocol = self._find_session(key), completions if "prompt" in body else openai
+        prepared = _prepare(session, protocol, body)
+        replies = await session.answer(prepared)
+        sampled = tuple((reply.completion.tokens, reply.completion.logprobs) for reply in replies)
+        return Answer(self._response(protocol, prepared, replies), prepared.prompt, sampled)
 
     @property
     def open_keys(self) -> int:
@@ -170,17 +199,21 @@ class Gateway:
     async def _answer(self, request: Request, protocol: ModuleType) -> Response:
         try:
             session = self._session(request)
-            prepare = session.prepare_completion if protocol is completions else session.prepare
-            prepared = prepare(protocol.parse_request(parse_object(await read_body(request))))
+            prepared = _prepare(session, protocol, parse_object(await read_body(request)))
             if prepared.chat.stream:
                 return StreamingResponse(stream_events(session, prepared, protocol), media_type="text/event-stream")
             replies = await answer_unless_disconnected(request, session, prepared)
         except ApiError as error:
             return error_response(protocol, error)
+        return JSONResponse(self._response(protocol, prepared, replies))
+
+    def _response(self, protocol: ModuleType, prepared: PreparedRequest, replies: Sequence[Reply]) -> Mapping[str, Any]:
+        """Return an answer in the form of a protocol."""
         token_texts = self.model.token_texts
-        return JSONResponse(
-            protocol.completion_response(prepared.chat, new_reply_id(), len(prepared.prompt), replies, token_texts)
+        response: Mapping[str, Any] = protocol.completion_response(
+            prepared.chat, new_reply_id(), len(prepared.prompt), replies, token_texts
         )
+        return response
 
     def _session(self, request: Request) -> Session:
         kind, _, credentials = request.headers.get("authorization", "").partition(" ")
@@ -189,7 +222,16 @@ class Gateway:
             request.headers.get("x-api-key"),
             credentials.strip() if kind.lower() == "bearer" else None,
         )
+        return self._find_session(*filter(None, keys))
+
+    def _find_session(self, *keys: str) -> Session:
         for key in keys:
-            if key and (session := self._sessions.get(key)) is not None:
+            if (session := self._sessions.get(key)) is not None:
                 return session
         raise ApiError("the API key is unknown, or its attempt has ended", 401, "invalid_api_key")
+
+
+def _prepare(session: Session, protocol: ModuleType, body: Mapping[str, Any]) -> PreparedRequest:
+    """Parse and check a request."""
+    prepare = session.prepare_completion if protocol is completions else session.prepare
+    return prepare(protocol.parse_request(body))

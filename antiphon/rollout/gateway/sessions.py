@@ -11,6 +11,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from antiphon.core.errors import REFUSALS, DataError, RequestError
 from antiphon.core.types import (
     Completion,
@@ -23,7 +25,7 @@ from antiphon.core.types import (
 )
 from antiphon.engines.request_checks import validate_request
 from antiphon.rollout.gateway.capture import ConversationRecorder, PromptDraft
-from antiphon.rollout.gateway.chat import ApiError, ChatRequest, CompletionRequest, Reply
+from antiphon.rollout.gateway.chat import ApiError, ChatRequest, CompletionRequest, Reply, TextPrompt
 from antiphon.rollout.gateway.incremental_detokenizer import IncrementalDetokenizer, cut_at_stop
 from antiphon.rollout.gateway.served_model import ServedModel
 from antiphon.tasks.tool_calls import TOOL_FORMATS, ToolFormat
@@ -92,10 +94,31 @@ class Session(ABC):
         """Check a request for completions of texts, and tokenize them.
 
         Raises:
-            ApiError: If anything is wrong with the request, or the session only records conversations.
+            ApiError: If anything is wrong with the request.
         """
-        message = "completions: texts are not recorded here; an attempt uses chat/completions or messages"
-        raise ApiError(message, code="unsupported_endpoint")
+        prompts = [self._tokenize(prompt, f"prompt[{number}]") for number, prompt in enumerate(request.prompts)]
+        requests = []
+        for number, tokens in enumerate(prompts):
+            sampling = self.sampling(request, self.model.tokens_left(tokens))
+            choices = range(number * request.n, (number + 1) * request.n)
+            requests += [self.request(tokens, sampling, choice) for choice in choices]
+        self._check(requests[:: request.n])
+        texts = tuple(
+            prompt if isinstance(prompt, str) else self.model.tokenizer.decode(tokens)
+            for prompt, tokens in zip(request.prompts, prompts, strict=True)
+        )
+        return PreparedRequest(
+            chat=replace(request, texts=texts), draft=None, prompt=np.concatenate(prompts), requests=requests, forced=""
+        )
+
+    def _tokenize(self, prompt: TextPrompt, at: str) -> IntArray:
+        try:
+            tokens = self.model.tokenizer.encode_text(prompt) if isinstance(prompt, str) else np.array(prompt, np.int32)
+        except DataError as error:
+            raise ApiError(f"{at}: {error}") from error
+        if not len(tokens):
+            raise ApiError(f"{at}: it has no tokens", code="empty_prompt")
+        return tokens
 
     def _check(self, requests: Sequence[GenerateRequest]) -> None:
         """Raise `ApiError` for a request that no engine can run."""

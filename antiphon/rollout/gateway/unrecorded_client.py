@@ -4,13 +4,11 @@ import secrets
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from typing_extensions import override
 
-from antiphon.core.errors import DataError
 from antiphon.core.rng import derive
 from antiphon.core.types import GenerateRequest, IntArray, Sampling
-from antiphon.rollout.gateway.chat import ApiError, ChatRequest, CompletionRequest, Reply, TextPrompt
+from antiphon.rollout.gateway.chat import ApiError, ChatRequest, Reply
 from antiphon.rollout.gateway.served_model import ServedModel
 from antiphon.rollout.gateway.sessions import PENALTIES, PreparedRequest, Session
 
@@ -41,32 +39,6 @@ class UnrecordedClient(Session):
     def request(self, prompt: IntArray, sampling: Sampling, choice: int) -> GenerateRequest:
         seeded = replace(sampling, seed=derive(sampling.seed, choice))
         return GenerateRequest(id=f"{self._name}/{next(self._numbers)}", tokens=prompt, sampling=seeded)
-
-    @override
-    def prepare_completion(self, request: CompletionRequest) -> PreparedRequest:
-        prompts = [self._tokenize(prompt, f"prompt[{number}]") for number, prompt in enumerate(request.prompts)]
-        requests = []
-        for number, tokens in enumerate(prompts):
-            sampling = self.sampling(request, self.model.tokens_left(tokens))
-            choices = range(number * request.n, (number + 1) * request.n)
-            requests += [self.request(tokens, sampling, choice) for choice in choices]
-        self._check(requests[:: request.n])
-        texts = tuple(
-            prompt if isinstance(prompt, str) else self.model.tokenizer.decode(tokens)
-            for prompt, tokens in zip(request.prompts, prompts, strict=True)
-        )
-        return PreparedRequest(
-            chat=replace(request, texts=texts), draft=None, prompt=np.concatenate(prompts), requests=requests, forced=""
-        )
-
-    def _tokenize(self, prompt: TextPrompt, at: str) -> IntArray:
-        try:
-            tokens = self.model.tokenizer.encode_text(prompt) if isinstance(prompt, str) else np.array(prompt, np.int32)
-        except DataError as error:
-            raise ApiError(f"{at}: {error}") from error
-        if not len(tokens):
-            raise ApiError(f"{at}: it has no tokens", code="empty_prompt")
-        return tokens
 
     @override
     def record(self, prepared: PreparedRequest, request: GenerateRequest, reply: Reply) -> None:

@@ -94,6 +94,25 @@ def _check_agent(config: "RunConfig", task: TaskConfig, at: str) -> Iterator[Pro
         )
     if task.agent and config.rollout.deterministic:
         yield f"{at}.agent", "cannot be combined with rollout.deterministic: the timing of its requests is its own"
+    if task.reward == "agent_result" and not task.agent:
+        yield f"{at}.reward", "'agent_result' needs a task with an agent"
+    if task.agent and task.agent.atropos:
+        yield from _check_atropos(config, task, at)
+
+
+def _check_atropos(config: "RunConfig", task: TaskConfig, at: str) -> Iterator[Problem]:
+    """Check that an environment of Atropos gets whole groups, and scores them."""
+    if ":" not in task.reward and task.reward != "agent_result":
+        yield f"{at}.reward", f"is {task.reward!r}, but an environment of Atropos scores its groups: give agent_result"
+    if task.group_reward:
+        yield f"{at}.group_reward", "is not used: an environment of Atropos scores its groups"
+    if config.rollout.redundancy:
+        yield (
+            "rollout.redundancy",
+            f"must be 0: the environment of task {task.name!r} scores whole groups (agent.atropos)",
+        )
+    if config.rollout.sampler:
+        yield "rollout.sampler", f"cannot be combined with the environment of task {task.name!r} (agent.atropos)"
 
 
 def _check_judge_concurrency(config: "RunConfig", task: TaskConfig, at: str) -> Iterator[Problem]:

@@ -69,7 +69,10 @@ def check_import_paths(config: "RunConfig", under: str = "") -> None:
     foreign = {f"{at}.kind" for at, engine in iterate_engines(config) if engine.python}
     named = [(registry.kind, name, key) for registry, name, key in iterate_names(config) if key not in foreign]
     named += [
-        ("agent", task.agent.function, f"tasks.{i}.agent.function") for i, task in enumerate(config.tasks) if task.agent
+        ("agent", getattr(task.agent, kind), f"tasks.{i}.agent.{kind}")
+        for i, task in enumerate(config.tasks)
+        for kind in ("function", "atropos")
+        if task.agent
     ]
     named += [("group sampler", config.rollout.sampler or "", "rollout.sampler")]
     named += [("role", role.factory, f"roles.{name}.factory") for name, role in config.roles.items()]

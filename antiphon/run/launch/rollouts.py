@@ -69,7 +69,8 @@ async def start_rollouts(
 
 def _make_group_scoring(context: LaunchContext, episodes: EpisodeRunner, router: RewardRouter) -> GroupScoring | None:
     """Return what scores siblings together, if a task asks for that."""
-    config, tasks = context.config, context.config.judged_together
+    config = context.config
+    tasks = frozenset(task.name for task in config.tasks if task.group_reward)
     if not tasks:
         return None
     rollout = config.rollout

@@ -28,6 +28,7 @@ REWARDS = Registry(
         "composed": "antiphon.tasks.rewards.composed:Composed",
         "reasoning_gym": "antiphon.tasks.rewards.reasoning_gym:reasoning_gym",
         "environment_return": "antiphon.tasks.rewards.environment_return:environment_return",
+        "agent_result": "antiphon.tasks.rewards.agent_result:agent_result",
         "judge": "antiphon.tasks.rewards.judge:Judge",
         "reward_model": "antiphon.tasks.rewards.reward_model:RewardModel",
     },

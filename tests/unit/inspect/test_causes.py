@@ -110,6 +110,13 @@ def test_filtered_attempt_names_the_rule_that_rejected_it(dropped, tmp_path, bou
         assert score in ("0", "1") and told["cause"].startswith(cause.format(scores=f"{score}, {score}, {score}"))
 
 
+def test_dropped_attempt_names_what_scored_its_group(dropped, tmp_path):
+    run = shutil.copytree(dropped, tmp_path / "run")
+    change(run, "UPDATE attempts SET score = NULL WHERE status = 'filtered';")
+    for name in find(run, "status = 'filtered'"):
+        assert "gave this group no scores" in dict(why(run, name))["cause"]
+
+
 def test_stale_attempt_names_the_schedule(dropped):
     (name, *_) = find(dropped, "status = 'stale'")
     cause = dict(why(dropped, name))["cause"]

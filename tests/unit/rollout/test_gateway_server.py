@@ -8,6 +8,7 @@ import resource
 from dataclasses import replace
 
 import httpx
+import numpy as np
 import pytest
 
 from antiphon.core.errors import REFUSALS, RequestError, UnsupportedError, WorkerDiedError
@@ -17,7 +18,16 @@ from antiphon.rollout.attempt import AttemptInputs
 from antiphon.rollout.gateway import responses
 from antiphon.rollout.gateway.attempt_session import AttemptSession
 from antiphon.rollout.gateway.server import Gateway
-from tests.unit.rollout.gateway_support import PROMPT, SAMPLING, STARTED, TEMPLATES, Logger, make, model
+from tests.unit.rollout.gateway_support import (
+    PROMPT,
+    SAMPLING,
+    STARTED,
+    TEMPLATES,
+    Logger,
+    attempt_inputs,
+    make,
+    model,
+)
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>'
 FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}
@@ -358,14 +368,61 @@ def test_texts_are_tokenized_once_and_completed(renderer):
     assert texts["usage"]["prompt_tokens"] == 2 + len(tokens)
 
 
-def test_an_attempt_completes_no_texts(renderer):
+def test_texts_that_an_attempt_completes_are_recorded(renderer):
+    """A prompt that begins with the tokens of a completion goes on as its segment; another one begins a segment."""
+
     async def test(gateway, client, key, engine):
-        answer = await client.post("/v1/completions", json={"prompt": "a"})
+        async def complete(prompt, n=1):
+            answer = await client.post("/v1/completions", json={"prompt": prompt, "n": n, "max_tokens": 64})
+            assert answer.status_code == 200, answer.text
+            return [choice["text"] for choice in answer.json()["choices"]]
+
+        def whole(turn):
+            return np.concatenate([engine.log[turn][0].tokens, engine.log[turn][1].tokens]).tolist()
+
+        assert await complete("ab") == ["one"]
+        for turn, text in enumerate(("two", "three")):
+            assert await complete([*whole(turn), *renderer.encode("go").tolist()]) == [text]
+        for count in (2, 1):
+            assert await complete("a longer text", n=count) == ["ok"] * count
+        return gateway.close_attempt(key), [whole(turn) for turn in range(6)], engine.log
+
+    said = [(text, FinishReason.STOP) for text in ("one", "two", "three")]
+    captured, whole, log = serving(renderer, test, Logger(renderer, *said))
+    assert [segment.tokens.tolist() for segment in captured.segments] == whole[2:]
+    sampled = [segment.logprobs[segment.loss_mask].tolist() for segment in captured.segments]
+    names = [completion.logprobs.tolist() for _, completion in log]
+    assert sampled == [names[0] + names[1] + names[2], *names[3:]]
+    counts = captured.counts
+    assert (counts.turns, counts.appended, counts.forks, counts.retries) == (6, 2, 1, 1)
+    assert [(message.role, message.content) for message in captured.messages] == [
+        ("user", "a longer text"),
+        ("assistant", "ok"),
+    ]
+
+
+def test_an_attempt_completes_one_text_a_request(renderer):
+    async def test(gateway, client, key, engine):
+        answer = await client.post("/v1/completions", json={"prompt": ["a", "b"]})
         return answer, gateway.close_attempt(key), engine.log
 
     answer, captured, log = serving(renderer, test)
-    assert answer.status_code == 400 and answer.json()["error"]["code"] == "unsupported_endpoint"
+    assert answer.status_code == 400 and answer.json()["error"]["code"] == "unsupported_parameter"
     assert captured.counts.turns == 0 and log == []
+
+
+def test_texts_count_as_turns_and_as_room(renderer):
+    async def test(gateway, client, key, engine):
+        key = gateway.open_attempt(attempt_inputs(), max_turns=1)
+        headers = {"authorization": f"Bearer {key}"}
+        codes = []
+        for prompt in ("a" * 5000, "a", "a"):
+            answer = await client.post("/v1/completions", json={"prompt": prompt}, headers=headers)
+            codes.append(answer.status_code)
+        return codes, gateway.close_attempt(key)
+
+    codes, captured = serving(renderer, test)
+    assert codes == [400, 200, 403] and captured.truncated and captured.counts.turns == 1
 
 
 async def post(address, key, body):

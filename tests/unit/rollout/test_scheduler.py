@@ -19,6 +19,7 @@ from antiphon.core.types import (
     PolicyVersion,
     Prompt,
     Score,
+    ScoreStatus,
     Trajectory,
     TrajectoryMeta,
 )
@@ -65,7 +66,10 @@ class Stage:
             raise
         finally:
             del self.running[attempt]
-        failure = None if isinstance(score, float) else Failure(source="environment", message="it broke")
+        verdict = (
+            score if isinstance(score, Score) else Score.ungraded("it broke") if score is None else Score.of(score)
+        )
+        failure = None if verdict.status.is_verdict else Failure(source="environment", message="it broke")
         return Trajectory(
             meta=TrajectoryMeta(
                 id=attempt,
@@ -74,7 +78,7 @@ class Stage:
                 started=started,
                 newest=started,
                 status=AttemptStatus.FAILED if failure else AttemptStatus.FINISHED,
-                score=Score.ungraded("it broke") if failure else Score.of(score),
+                score=verdict,
                 failure=failure,
             ),
             payload=(),
@@ -207,6 +211,23 @@ def test_filtered_groups_are_replaced():
         stage.running[two].set_result(0.0)
         await settle()
         assert scheduler.admission.state(1) is not None
+        scheduler.stop()
+
+    run(main)
+
+
+@pytest.mark.parametrize("keep", [None, lambda group: True])
+def test_dropped_groups_are_filtered_and_replaced(keep):
+    async def main(owner):
+        stage = Stage()
+        scheduler = stage.scheduler(keep=keep)
+        scheduler.start(owner)
+        await settle()
+        await stage.end(0, Score(status=ScoreStatus.DROPPED))
+        assert scheduler.groups_ended == {GroupOutcome.FILTERED: 1}
+        assert +scheduler.admission.ended == {AttemptStatus.FILTERED: 2}
+        assert stage.prompts == 5 and not scheduler.progress.failures
+        assert scheduler.reward_monitor.check()[0]["reward/ungraded"] == 0.0
         scheduler.stop()
 
     run(main)

@@ -275,6 +275,7 @@ def test_a_bad_override_names_itself(file, override, key, value, line):
 
 PPO = ["algorithm.recipe=ppo", "critic.count=1"]
 TURNS = ["rollout.max_turns=9"]
+ATROPOS, SCORED = "tasks.0.agent={atropos: 'my:World'}", "tasks.0.reward=agent_result"
 REMOTE = ["tasks.0.reward=judge", "tasks.0.reward_options={address: 'http://j/v1', model: m}"]
 
 
@@ -292,6 +293,13 @@ REMOTE = ["tasks.0.reward=judge", "tasks.0.reward_options={address: 'http://j/v1
         (["tasks.0.sampling={top_p: 0.9}"], "tasks.0.sampling.top_k"),
         (["rollout.sampling.top_p=0.9", "rollout.sampling.top_k=20", "engine.kind=vllm"], "rollout.sampling.top_p"),
         (["tasks.0.reward=environment_return"], "tasks.0.reward"),
+        (["tasks.0.reward=agent_result"], "tasks.0.reward"),
+        ([ATROPOS], "tasks.0.reward"),
+        ([ATROPOS, SCORED, "rollout.redundancy=1"], "rollout.redundancy"),
+        ([ATROPOS, SCORED, "rollout.sampler=a:b"], "rollout.sampler"),
+        ([ATROPOS, SCORED, "tasks.0.group_reward=duplicates"], "tasks.0.group_reward"),
+        ([SCORED, "tasks.0.agent={atropos: 'my:World', command: 'true'}"], "tasks.0.agent"),
+        ([SCORED, "tasks.0.agent={function: a:b, options: {size: 3}}"], "tasks.0.agent"),
         (["tasks.0.group_reward=duplicate"], "tasks.0.group_reward"),
         (["tasks.0.group_reward=duplicates", "rollout.sampler=a:b"], "tasks.0.group_reward"),
         (["tasks.0.group_reward_options={penalty: 1}"], "tasks.0.group_reward_options"),
@@ -718,3 +726,9 @@ def test_ranks_on_two_nodes_do_not_send_through_the_memory_of_one(file):
     assert resolve_placement(nodes, load(file, given, model=RunConfig)).places["learner"]
     with raises_with(ConfigError, key="weights.senders"):
         resolve_placement(nodes, load(file, [*given, "weights.senders=all"], model=RunConfig))
+
+
+def test_groups_of_atropos_are_scored_together(file):
+    assert not load(file, model=RunConfig).judged_together
+    config = load(file, [ATROPOS, SCORED], model=RunConfig)
+    assert config.judged_together == {config.tasks[0].name}

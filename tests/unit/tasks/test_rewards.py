@@ -175,6 +175,31 @@ def test_environment_return_sums_the_turns() -> None:
     assert isinstance(silent, Score) and silent.status is ScoreStatus.UNGRADED
 
 
+@pytest.mark.parametrize(
+    ("result", "value"),
+    [
+        (2, 2.0),
+        (-0.5, -0.5),
+        (True, 1.0),
+        (" 0.25\n", 0.25),
+        (Score.of(3.0), 3.0),
+        (None, None),
+        ("82 it is", None),
+        ([1.0], None),
+        (float("nan"), None),
+        ("inf", None),
+    ],
+)
+def test_agent_result_is_the_number_it_returned(result: Any, value: float | None) -> None:
+    score = build_reward("agent_result", {})(ask(None), Transcript([], result=result))
+    assert score.value == value and score.status is (ScoreStatus.UNGRADED if value is None else ScoreStatus.SCORED)
+
+
+def test_agent_result_passes_a_verdict_on() -> None:
+    dropped = Score(status=ScoreStatus.DROPPED, detail="no difference")
+    assert build_reward("agent_result", {})(ask(None), Transcript([], result=dropped)) == dropped
+
+
 def test_options_that_a_reward_does_not_take() -> None:
     with pytest.raises(ConfigError, match=r"reward 'math' is called with .*unexpected keyword argument 'boxed'"):
         build_reward("math", {"boxed": True})

@@ -115,3 +115,10 @@ def test_a_file_that_is_missing_is_named(tmp_path):
     for read, suffix in ((sources.csv, ".csv"), (sources.arrow, ".arrow"), (sources.text, ".txt")):
         with raises_with(DataError, path=str(tmp_path / f"train{suffix}")):
             list(read("train", str(tmp_path)))
+
+
+def test_numbered_prompts_have_no_text():
+    assert list(sources.numbered("test", size=2, start=5)) == [
+        {"id": "test-5", "prompt": "", "index": 5},
+        {"id": "test-6", "prompt": "", "index": 6},
+    ]
