@@ -13,6 +13,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
@@ -337,6 +338,15 @@ def vllm_python() -> str:
     if not named and importlib.util.find_spec("vllm") is None:
         pytest.skip("no vLLM here; ANTIPHON_VLLM_PYTHON may name an interpreter that has it")
     return named
+
+
+@pytest.fixture(scope="session")
+def rock_python() -> str:
+    """An interpreter that has ROCK's client: this one, or what ANTIPHON_ROCK_PYTHON names."""
+    named = os.environ.get("ANTIPHON_ROCK_PYTHON", "")
+    if not named and (importlib.util.find_spec("rock") is None or importlib.util.find_spec("oss2") is None):
+        pytest.skip("no rl-rock here; ANTIPHON_ROCK_PYTHON may name an interpreter that has it")
+    return named or sys.executable
 
 
 @pytest.fixture(scope="session")

@@ -51,16 +51,20 @@ class Access:
         return f"{self.address}/v1"
 
     def environment(self, prompt: Prompt) -> Mapping[str, str]:
-        """Return environment variables that clients read, and the task without what only graders may know."""
-        messages = [message.to_openai() for message in prompt.messages]
-        task = {"id": prompt.id, "task": prompt.task, "messages": messages, "seed": prompt.seed}
+        """Return environment variables that clients read, and the task."""
         return {
             "OPENAI_BASE_URL": self.base_url,
             "OPENAI_API_KEY": self.key,
             "ANTHROPIC_BASE_URL": self.address,
             "ANTHROPIC_API_KEY": self.key,
-            TASK_VARIABLE: json.dumps(task),
+            TASK_VARIABLE: describe_task(prompt),
         }
+
+
+def describe_task(prompt: Prompt) -> str:
+    """Return the task as JSON, without what only graders may know."""
+    messages = [message.to_openai() for message in prompt.messages]
+    return json.dumps({"id": prompt.id, "task": prompt.task, "messages": messages, "seed": prompt.seed})
 
 
 class Agent(Protocol):
@@ -187,7 +191,7 @@ class BoxedAgent:
         if result.status is Status.REFUSED:
             raise SandboxError(result.detail)
         if result.status not in (Status.OK, Status.OUTPUT_LIMIT):
-            raise AgentError(_describe_end(f"status {result.status}, exit code {result.exit_code}", result.stderr))
+            raise AgentError(describe_end(f"status {result.status}, exit code {result.exit_code}", result.stderr))
         return result.stdout
 
 
@@ -213,7 +217,7 @@ class UnconfinedAgent:
                 child.kill()
                 await child.wait()
             if child.exit_code:
-                raise AgentError(_describe_end(f"exit code {child.exit_code}", _read_end(err)))
+                raise AgentError(describe_end(f"exit code {child.exit_code}", _read_end(err)))
             return _read_end(out)
 
 
@@ -265,7 +269,7 @@ def _read_end(file: IO[bytes]) -> str:
     return file.read().decode("utf-8", "replace")
 
 
-def _describe_end(what: str, stderr: str) -> str:
+def describe_end(what: str, stderr: str) -> str:
     """Describe how a command ended, with the last line of its stderr."""
     lines = stderr.strip().splitlines()
     return f"{what}: {lines[-1][:500]}" if lines else what

@@ -4,7 +4,7 @@ A `Result` says how a program ended. The status `REFUSED` says nothing about the
 lost while it ran. A grader must not turn it into a verdict.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from types import TracebackType
@@ -150,3 +150,30 @@ class PythonSandbox(Protocol):
 
     def close(self) -> None:
         """End all programs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """End and output of a command in a `CommandSandbox`."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+class CommandSandbox(Protocol):
+    """A sandbox that runs commands, of this machine or of a service. All methods may be called at the same time."""
+
+    async def execute(self, command: Sequence[str], seconds: float) -> Execution:
+        """Run a program with its arguments.
+
+        Args:
+            command: The program and its arguments.
+            seconds: Time limit.
+
+        Raises:
+            SandboxError: The sandbox is lost, or the command did not end by itself.
+        """
+
+    async def write(self, path: str, content: str) -> None:
+        """Write a file with ASCII text, and create its parent directories; raise `SandboxError` if that fails."""

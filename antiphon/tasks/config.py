@@ -128,11 +128,16 @@ class AgentConfig(Config):
     command: str = ""
     """Or a shell command in a sandbox, with the address, the key and the task in its environment variables."""
     image: str = ""
-    """Docker image of the sandbox; without, the sandbox has the commands of this machine."""
+    """Docker image of the sandbox; without, the sandbox has the commands of this machine, or those that a `service` chooses."""
     network: tuple[str, ...] = ()
     """Addresses that the sandbox can reach besides the policy, each as `host:port`."""
     unconfined: bool = False
     """Run the command without a sandbox, with all rights of its user."""
+    log_file: bool = False
+    """The command reaches the policy through a log file in its sandbox, which then needs no network."""
+    service: str = ""
+    """Address of a sandbox service, such as `http://127.0.0.1:8080`, whose sandboxes run the command; needs `log_file`. The
+    token is read from the environment variable `ANTIPHON_SANDBOX_TOKEN`."""
     seconds: Annotated[float, unit("seconds")] = Field(600.0, gt=0.0)
     """Time limit of an attempt; one that exceeds it has failed and is tried again."""
 
@@ -142,10 +147,17 @@ class AgentConfig(Config):
             raise ValueError("an agent is either a function, a command or an environment of Atropos")
         if self.options and not self.atropos:
             raise ValueError("options are for an environment of Atropos")
-        if (self.image or self.network or self.unconfined) and not self.command:
-            raise ValueError("image, network and unconfined are for an agent that is a command")
-        if (self.image or self.network) and self.unconfined:
-            raise ValueError("a command that runs unconfined has no sandbox: leave out image and network")
+        boxed = [name for name in ("image", "network", "log_file", "service") if getattr(self, name)]
+        if (boxed or self.unconfined) and not self.command:
+            raise ValueError("image, network, unconfined, log_file and service are for an agent that is a command")
+        if boxed and self.unconfined:
+            raise ValueError(f"a command that runs unconfined has no sandbox: leave out {' and '.join(boxed)}")
+        if self.service and not self.log_file:
+            raise ValidatorError(
+                [("log_file", "a sandbox of a service cannot reach the policy otherwise: must be true")]
+            )
+        if self.service and self.network:
+            raise ValidatorError([("network", "has no effect with service, which has a list of its own: leave it out")])
         return self
 
 

@@ -13,7 +13,6 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -781,15 +780,14 @@ def test_what_the_clients_of_rock_send(server):
     assert (refused.status_code, refused.json()["status"]) == (200, "Failed")
 
 
-@pytest.mark.skipif(find_spec("rock") is None or find_spec("oss2") is None, reason="pip install rl-rock")
-def test_the_clients_of_rock(server, tmp_path):
+def test_the_clients_of_rock(server, tmp_path, rock_python):
     (tmp_path / "file").write_text("up")
     script = tmp_path / "client.py"
     script.write_text(ROCK)
     address = server.url.replace("//", f"//rock:{TOKEN}@")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "ROCK_BASE_URL": address}
+    environment = {**os.environ, "ROCK_BASE_URL": address}
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, env=environment, timeout=120, cwd=tmp_path
+        [rock_python, str(script)], capture_output=True, text=True, env=environment, timeout=120, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-1] == "done"

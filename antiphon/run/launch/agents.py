@@ -16,8 +16,11 @@ from antiphon.rollout.atropos.agent import AtroposAgent
 from antiphon.rollout.episode import RunAgent
 from antiphon.rollout.gateway.served_model import ServedModel
 from antiphon.rollout.gateway.server import Gateway
+from antiphon.rollout.log_file.agent import LogFileAgent
 from antiphon.rollout.pool import EnginePool
 from antiphon.run.launch.context import LaunchContext
+from antiphon.sandbox.remote_commands import open_remote_sandbox
+from antiphon.sandbox.sessions.commands import open_local_sandbox
 from antiphon.sandbox.sessions.config import ShellSandboxConfig
 from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
 from antiphon.tasks.config import AgentConfig
@@ -39,7 +42,7 @@ async def start_agents(
     )
     gateway = await stack.enter_async_context(Gateway(model, seed=config.seed))
     directories: RuntimeDirs | None = None
-    if any(agent.command and not agent.unconfined for agent in tasks.values()):
+    if any(agent.command and not agent.unconfined and not agent.service for agent in tasks.values()):
         directories = RuntimeDirs()
         stack.callback(directories.close)
     runners: dict[str, RunAgent] = {}
@@ -96,10 +99,18 @@ async def _collect_group(hosts: WorkerSet[Client], index: int, keys: Sequence[st
 def _make_agent(context: LaunchContext, settings: AgentConfig, directories: RuntimeDirs | None) -> Agent:
     if settings.function:
         return FunctionAgent(import_path(settings.function, "agent"))
+    config = ShellSandboxConfig(image=settings.image, network=settings.network)
+    if settings.service:
+        open_sandbox = partial(open_remote_sandbox, settings.service, settings.image)
+        return LogFileAgent(command=settings.command, open_sandbox=open_sandbox)
+    if settings.log_file:
+        assert directories is not None
+        open_local = partial(open_local_sandbox, directories, config, context.deadlines)
+        return LogFileAgent(command=settings.command, open_sandbox=open_local)
     return command_agent(
         settings.command,
         rooms=None if settings.unconfined else directories,
         deadlines=context.deadlines,
-        config=ShellSandboxConfig(image=settings.image, network=settings.network),
+        config=config,
         unconfined=settings.unconfined,
     )
