@@ -62,7 +62,8 @@ vendor:  ## install the third-party JavaScript of the dashboard and its tests by
 	rm -r $(JS)/node_modules $(AXE)/node_modules
 
 vllm: $(VENV)/.installed-dev envs/vllm/.installed  ## tests that need vLLM, on a CPU, in an environment of its own: the contract and whole runs
-	ANTIPHON_VLLM_PYTHON=$(CURDIR)/envs/vllm/bin/python pytest -q -p no:randomly tests/system/engine_contract tests/system/test_vllm.py
+	ANTIPHON_VLLM_PYTHON=$(CURDIR)/envs/vllm/bin/python pytest -q -p no:randomly tests/system/engine_contract tests/system/test_vllm.py \
+		tests/system/test_vllm_experts.py
 
 coverage: $(VENV)/.installed-dev  ## of the algorithms by their own tests
 	coverage run --source=antiphon/algorithms -m pytest -q tests/unit/algorithms tests/unit/learning/test_stages.py

@@ -67,7 +67,7 @@ class EngineKind(Config):
     """Maximum number of tokens that a step with guesses computes: with more running sequences, none is guessed for."""
     routed_experts: bool = False
     """Record which experts computed each token, and have the learner take the same (routing replay): for models with a
-    mixture of experts, in the native engine."""
+    mixture of experts, in the native engine and in vLLM."""
     options: Annotated[dict[str, Any], options_by_kind({"server": ServerOptions})] = {}
     """Options of this kind of engine: for `vllm`, fields of its EngineArgs; for `server`: urls, flavour, model, key,
     directory. For every kind, tensor_parallel_size times pipeline_parallel_size is the number of devices of one engine."""
@@ -101,7 +101,9 @@ class EngineKind(Config):
                     [("replicas", f"there are {len(servers.urls)} servers (options.urls), not {self.replicas}")]
                 )
             if self.routed_experts:
-                raise ValidatorError([("routed_experts", "only the native engine records them")])
+                raise ValidatorError(
+                    [("routed_experts", "streams of servers have no experts: use engines of kind native or vllm")]
+                )
         return self
 
 

@@ -1,6 +1,7 @@
 """Checks of requests before an engine runs them."""
 
 import math
+from collections.abc import Collection
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from antiphon.core.types.completions import require_places
 
 MIN_SERVED_TEMPERATURE = 0.01  # vLLM raises lower temperatures to this, and says so in its log only
 MAX_VLLM_TEMPERATURE = 2.0  # above which vLLM raises
+PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}  # values that change nothing
 MIN_TEMPERATURE = 1e-20  # float32 logits divided by much less than this are infinite
 
 
@@ -51,7 +53,13 @@ def validate_request(
 
 
 def check_sampling_supported(
-    sampling: Sampling, engine: str, min_temperature: float = 0.0, max_temperature: float = math.inf
+    sampling: Sampling,
+    engine: str,
+    min_temperature: float = 0.0,
+    max_temperature: float = math.inf,
+    *,
+    penalties: Collection[str] = (),
+    sampled: int = 0,
 ) -> None:
     """Raise `UnsupportedError` for sampling that an engine without truncated sampling would do differently from what was asked.
 
@@ -60,9 +68,22 @@ def check_sampling_supported(
         engine: Name of the engine, for the error.
         min_temperature: Lowest temperature above 0 that the engine supports.
         max_temperature: Highest temperature that it supports.
+        penalties: The penalties that it has, from `PENALTIES`.
+        sampled: Number of tokens of the prompt that another engine has sampled. Penalties of the completion must count them,
+            and the engine would not.
     """
     if sampling.truncated:
         raise UnsupportedError(f"{engine} samples from the whole vocabulary only: no top_p, top_k or min_p")
+    if sampling.num_beams > 1:
+        raise UnsupportedError(f"{engine} has no beam search (num_beams): engines of kind native have")
+    for name, neutral in PENALTIES.items():
+        if getattr(sampling, name) != neutral and name not in penalties:
+            raise UnsupportedError(f"{engine} has no {name}: engines of kind native have")
+    if sampling.counts_output and sampled:
+        raise UnsupportedError(
+            f"{engine} cannot continue what another engine has sampled with presence_penalty or frequency_penalty: it would "
+            "not count those tokens"
+        )
     if 0 < sampling.temperature < min_temperature:
         raise UnsupportedError(
             f"{engine} supports no temperature between 0 and {min_temperature:g}; asked for {sampling.temperature:g}"
@@ -87,6 +108,10 @@ def _invalid_settings(sampling: Sampling) -> list[str]:
         "top_k": isinstance(sampling.top_k, int) and 0 <= sampling.top_k < 1 << 63,
         "min_p": _is_number(sampling.min_p) and 0 <= sampling.min_p <= 1,
         "seed": isinstance(sampling.seed, int),
+        "repetition_penalty": _is_number(sampling.repetition_penalty) and 0 < sampling.repetition_penalty < math.inf,
+        "presence_penalty": _is_number(sampling.presence_penalty) and -2 <= sampling.presence_penalty <= 2,
+        "frequency_penalty": _is_number(sampling.frequency_penalty) and -2 <= sampling.frequency_penalty <= 2,
+        "num_beams": isinstance(sampling.num_beams, int) and sampling.num_beams >= 1,
         "stop": text,
     }
     return [name for name, good in valid.items() if not good]

@@ -29,6 +29,7 @@ class Progress(NamedTuple):
 
     sampled: bool  # it has tokens beyond its prompt
     cached: bool  # the KV cache holds some of its tokens
+    resumable: bool = True  # `RECOMPUTE` can go on from the tokens it has; else these are dropped
 
 
 class Continuation(Enum):
@@ -46,7 +47,7 @@ def choose_continuation(mode: OnUpdate, progress: Progress) -> Continuation:
     """Return how a request continues. With `KEEP`, one that has no cache yet is computed by the new weights alone."""
     if mode is OnUpdate.KEEP and progress.cached:
         return Continuation.KEEP_CACHE
-    if mode is OnUpdate.RESTART and progress.sampled:
+    if progress.sampled and (mode is OnUpdate.RESTART or not progress.resumable):
         return Continuation.RESTART
     return Continuation.RECOMPUTE
 

@@ -143,7 +143,13 @@ class ServerEngine(InferenceEngine):
             if request.id in self._queue:
                 raise RequestError(f"request {request.id!r} is already running")
             validate_request(request, self.max_length, self.vocabulary, decodes=self._decoder is not None)
-            check_sampling_supported(request.sampling, f"the server {self.url}", MIN_SERVED_TEMPERATURE)
+            check_sampling_supported(
+                request.sampling,
+                f"the server {self.url}",
+                MIN_SERVED_TEMPERATURE,
+                penalties=self._protocol.penalties,
+                sampled=request.sampled,
+            )
         except AntiphonError as error:
             generation.fail(error)
             return generation
@@ -366,7 +372,9 @@ def _cancel(running: _Running) -> None:
 
 
 def _progress(running: _Running) -> Progress:
-    return Progress(sampled=bool(running.tokens), cached=False)  # a stream never outlives a load
+    sampling = running.generation.request.sampling
+    # A stream never outlives a load. Tokens of a prompt do not count as output, which some penalties are of.
+    return Progress(sampled=bool(running.tokens), cached=False, resumable=not sampling.counts_output)
 
 
 def _stream_error(error: Any) -> Exception:

@@ -15,6 +15,7 @@ from antiphon.core.registry import Registry
 from antiphon.core.rng import derive
 from antiphon.core.types import GenerateRequest
 from antiphon.core.user_errors import name_user_errors
+from antiphon.engines.request_checks import PENALTIES
 
 Call = Callable[..., Awaitable[Any]]
 """Sends an HTTP method, a path and a body as JSON; returns the decoded answer. `UnsupportedError` if the server refuses (status
@@ -38,6 +39,7 @@ class OpenAIProtocol:
 
     path = "/v1/completions"
     loads_weights = False  # True if `push_weights` works, so that a run can train through such servers
+    penalties = frozenset({"presence_penalty", "frequency_penalty"})  # those that the server is known to have
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -66,6 +68,7 @@ class OpenAIProtocol:
             "return_token_ids": True,
             "cache_salt": weights_id,
             **NEUTRAL_SAMPLING,
+            **{name: getattr(sampling, name) for name in sorted(self.penalties)},
         }
 
     def parse_chunk(self, answer: dict[str, Any], seen: int) -> StreamChunk | None:
@@ -129,6 +132,7 @@ class VLLMProtocol(OpenAIProtocol):
     """vLLM in its development mode."""
 
     loads_weights = True
+    penalties = frozenset(PENALTIES)
 
     @override
     async def check_reloadable(self, call: Call, model_config: Any) -> None:
@@ -161,6 +165,7 @@ class SGLangProtocol(OpenAIProtocol):
 
     path = "/generate"
     loads_weights = True
+    penalties = frozenset()  # no test has shown which tokens it counts
 
     @override
     def request_body(self, model: str, request: GenerateRequest, sampled: list[int], weights_id: str) -> dict[str, Any]:

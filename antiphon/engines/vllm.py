@@ -15,16 +15,27 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from antiphon.core.errors import ConfigError, StateError, UnsupportedError
 from antiphon.core.rng import derive
-from antiphon.core.types import MIXED_CACHE, FinishReason, GenerateRequest, OnUpdate, Streams, WeightsUpdate
+from antiphon.core.types import (
+    MIXED_CACHE,
+    ROUTED_EXPERTS,
+    FinishReason,
+    GenerateRequest,
+    OnUpdate,
+    Streams,
+    WeightsUpdate,
+)
 from antiphon.engines.base import EngineCore, Receive
 from antiphon.engines.config import EngineKind
 from antiphon.engines.deltas import Delta
 from antiphon.engines.request_checks import (
     MAX_VLLM_TEMPERATURE,
     MIN_SERVED_TEMPERATURE,
+    PENALTIES,
     check_sampling_supported,
     validate_request,
 )
@@ -33,12 +44,14 @@ from antiphon.engines.stops import FINISH_REASONS, Decoder, StopRule, append_to_
 from antiphon.weights.checkpoint_layout import CheckpointLayout
 
 try:
-    from vllm import EngineArgs, SamplingParams, envs
+    from vllm import EngineArgs, SamplingParams, __version__, envs
     from vllm.inputs import tokens_input
+    from vllm.model_executor.layers.fused_moe.layer import MoERunner
     from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
     from vllm.platforms import current_platform
     from vllm.sampling_params import RequestOutputKind
+    from vllm.triton_utils import HAS_TRITON
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 except ModuleNotFoundError as missing:
@@ -87,6 +100,8 @@ class VLLMEngine(EngineCore):
         self.loads = 0
         self.capacity = config.slots
         self._engine = _start_vllm(model, config)
+        layers = self._engine.collective_rpc(_find_expert_layers)[0] if config.routed_experts else []
+        self._expert_layers: list[int] = layers  # whose experts are recorded
         settings = self._engine.model_config
         self._sleeps: bool = settings.enable_sleep_mode
         self.max_length: int = settings.max_model_len
@@ -111,7 +126,14 @@ class VLLMEngine(EngineCore):
             UnsupportedError: If vLLM would sample differently from what is asked.
         """
         validate_request(request, self.max_length, self.vocabulary, decodes=self._tokenizer is not None)
-        check_sampling_supported(request.sampling, "the vllm engine", MIN_SERVED_TEMPERATURE, MAX_VLLM_TEMPERATURE)
+        check_sampling_supported(
+            request.sampling,
+            "the vllm engine",
+            MIN_SERVED_TEMPERATURE,
+            MAX_VLLM_TEMPERATURE,
+            penalties=PENALTIES,
+            sampled=request.sampled,
+        )
         self._queue.add(request)
 
     def abort(self, request: str) -> None:
@@ -224,9 +246,14 @@ class VLLMEngine(EngineCore):
                 # vLLM counts draws from the end of this prompt: with the same seed it would repeat those it has made.
                 seed=derive(sampling.seed, len(tokens)),
                 stop_token_ids=list(sampling.stop_tokens),
+                repetition_penalty=sampling.repetition_penalty,
+                presence_penalty=sampling.presence_penalty,
+                frequency_penalty=sampling.frequency_penalty,
                 logprobs=0,  # of the sampled token alone
                 detokenize=False,
                 output_kind=RequestOutputKind.DELTA,
+                # From the token that the first one is drawn after.
+                **({"routed_experts_prompt_start": len(tokens) - 1} if self._expert_layers else {}),
             ),
         )
 
@@ -236,6 +263,7 @@ class VLLMEngine(EngineCore):
         finish = FINISH_REASONS[completion.finish_reason]
         # Stop strings are found here: vLLM does not know how the text ended before a request was handed over anew.
         tokens = list(completion.token_ids)  # of one step, which may draw several
+        experts = self._take_experts(output) if self._expert_layers else None
         count, stopped = append_to_stop(running.tokens, tokens, running.rule, self._tokenizer)
         tokens = tokens[:count]
         if stopped:
@@ -244,6 +272,7 @@ class VLLMEngine(EngineCore):
             finish = FinishReason.STOP
         if finish is not None:
             self._queue.finish(name)
+        streams = Streams({MIXED_CACHE: np.full(count, running.mixed)})
         return Delta(
             request=name,
             tokens=np.array(tokens, np.int32),
@@ -252,22 +281,45 @@ class VLLMEngine(EngineCore):
                 np.float32,
             ),
             versions=np.full(len(tokens), self.version, np.int32),
-            streams=Streams({MIXED_CACHE: np.full(len(tokens), running.mixed)}),
+            streams=streams if experts is None else streams.with_stream(ROUTED_EXPERTS, experts[:count]),
             finish=finish,
         )
+
+    def _take_experts(self, output: Any) -> NDArray[np.int16]:
+        """Return the experts of the tokens of one step [D, layers, k], as `ROUTED_EXPERTS` has them.
+
+        vLLM returns experts with the last tokens of a request only. Until then it keeps those of each step, which are taken
+        from there, because a request that is aborted or handed over anew gets no last tokens from it.
+        """
+        if output.finished:
+            rows = output.outputs[0].routed_experts
+        else:
+            processor = self._engine.output_processor
+            (name,) = processor.external_req_ids[output.request_id]
+            kept = processor.request_states[name].routed_experts_chunks
+            rows = np.concatenate(kept)
+            kept.clear()
+        return rows[:, self._expert_layers].astype(np.int16) + np.int16(1)
 
 
 def _progress(running: _Running) -> Progress:
     # vLLM does not tell how much of a prompt it has read: without a token, nothing is lost by reading it again.
-    return Progress(sampled=bool(running.tokens), cached=bool(running.tokens))
+    # Tokens of a prompt do not count as output, which some penalties are of.
+    sampled = bool(running.tokens)
+    return Progress(sampled=sampled, cached=sampled, resumable=not running.request.sampling.counts_output)
 
 
 def _check_config(config: EngineKind, device: str) -> None:
     """Raise `UnsupportedError` for options that this vLLM, built for one kind of device, does not support."""
     if config.device not in ("auto", device):
         raise UnsupportedError(f"engine.device: this vLLM was built for {device!r}, and takes {device!r} or 'auto'")
-    if config.routed_experts:
-        raise UnsupportedError("engine.routed_experts: only the native engine records them")
+    if config.routed_experts and not HAS_TRITON:
+        raise UnsupportedError(
+            f"vLLM {__version__} records experts in its Model Runner V2 only, which needs Triton with a backend for "
+            f"{device!r} (on a CPU, triton-cpu), and that is not there. The native engine needs none",
+            key="engine.routed_experts",
+            value=True,
+        )
     if device == "cpu" and config.options.get("pipeline_parallel_size", 1) > 1:
         raise UnsupportedError("engine.options.pipeline_parallel_size: vLLM on a CPU cannot divide a model into stages")
     if device == "cpu" and config.options.get("enable_sleep_mode"):
@@ -288,6 +340,8 @@ def _start_vllm(model: str, config: EngineKind) -> Any:
         "logprobs_mode": "processed_logprobs",
         "async_scheduling": False,  # else a step would return tokens that older weights sampled
     }
+    if config.routed_experts:
+        ours["enable_return_routed_experts"] = True
     if clash := sorted(ours.keys() & config.options):
         raise ConfigError(
             f"engine.options: {', '.join(clash)} are set by other options of the engine, or by the engine itself"
@@ -301,22 +355,36 @@ def _start_vllm(model: str, config: EngineKind) -> Any:
         defaults |= {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE, "block_size": 32}
         # Chunked prefill rewinds the generator of a seed, which generators of a CPU cannot do.
         defaults |= {"enable_chunked_prefill": False}
-    envs.VLLM_NO_USAGE_STATS = True  # a run sends nothing to others
-    if envs.VLLM_CPU_OMP_THREADS_BIND == "auto":  # else each of several devices would need a NUMA node
-        envs.VLLM_CPU_OMP_THREADS_BIND = "nobind"
-    try:
-        arguments = EngineArgs(**{**defaults, **config.options, **ours})
-    except TypeError as error:
-        raise ConfigError(f"engine.options: vLLM does not accept them: {error}") from error
-    if arguments.enable_chunked_prefill is False:  # None is vLLM's own choice
-        longest = arguments.create_model_config().max_model_len
-        arguments.max_num_batched_tokens = max(ours["max_num_batched_tokens"], longest)
-    settings = arguments.create_engine_config()
+    settings = _make_settings({**defaults, **config.options, **ours})
     if settings.model_config.enforce_eager:
         # A helper of vLLM's sampler would be compiled all the same, for half a minute.
         torch.compiler.set_stance("force_eager")
     executor = UniProcExecutor.get_class(settings)
     return LLMEngine(settings, executor_class=executor, log_stats=False, multiprocess_mode=False)
+
+
+def _make_settings(options: dict[str, Any]) -> Any:
+    """Return vLLM's configuration for fields of its EngineArgs, or raise an error that names the wrong ones."""
+    envs.VLLM_NO_USAGE_STATS = True  # a run sends nothing to others
+    if envs.VLLM_CPU_OMP_THREADS_BIND == "auto":  # else each of several devices would need a NUMA node
+        envs.VLLM_CPU_OMP_THREADS_BIND = "nobind"
+    try:
+        arguments = EngineArgs(**options)
+    except TypeError as error:
+        raise ConfigError(f"engine.options: vLLM does not accept them: {error}") from error
+    if arguments.enable_chunked_prefill is False:  # None is vLLM's own choice
+        longest = arguments.create_model_config().max_model_len
+        arguments.max_num_batched_tokens = max(options["max_num_batched_tokens"], longest)
+    try:
+        return arguments.create_engine_config()
+    except ValidationError as error:
+        reasons = "; ".join(each["msg"] for each in error.errors())
+        raise UnsupportedError(f"vLLM {__version__} cannot run with these options of the engine: {reasons}") from error
+
+
+def _find_expert_layers(worker: Any) -> list[int]:
+    """Return the numbers of the layers with experts, in the process that has the model."""
+    return [module.layer_id for module in worker.get_model().modules() if isinstance(module, MoERunner)]
 
 
 def _reload(worker: Any, receive: Receive, update: WeightsUpdate, layout: CheckpointLayout) -> None:

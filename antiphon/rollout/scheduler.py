@@ -250,6 +250,11 @@ class Scheduler:
             if chosen.truncated and not chosen.support_size:
                 message = f"must give a top_k of 1 to {MAX_SUPPORT} with top_p or min_p, as `rollout.sampling` must"
                 raise ConfigError(message, key="rollout.sampler")
+            if chosen.penalized or chosen.num_beams > 1:
+                message = (
+                    "must not sample with penalties or beams, which are for evaluations: tasks[].evaluation.sampling"
+                )
+                raise ConfigError(message, key="rollout.sampler")
             attempt = self.admission.start(group)
             self.bias_meter.record_dispatch(prompt.task, prompt.id)
             try:

@@ -21,6 +21,7 @@ from antiphon.run.launch.context import LaunchContext, open_cluster
 from antiphon.run.launch.environments import make_environments
 from antiphon.run.launch.graders import start_graders
 
+NOT_OF_OPENAI = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "num_beams": 1}  # with values that change nothing
 OURS = frozenset({"model", "messages", "stream", "n"})  # fields of a request that are no settings
 
 
@@ -31,8 +32,8 @@ class ChatAPI:
     Attributes:
         url: Such as https://api.example.com/v1.
         key: Name of the environment variable with the API key; empty for none.
-        settings: Further fields of each request, which replace ours: `temperature`, `max_tokens`, `stop`, and `top_p` below 1.
-            A field that is None is not sent.
+        settings: Further fields of each request, which replace ours: `temperature`, `max_tokens`, `stop`, `top_p` below 1, and
+            `presence_penalty` and `frequency_penalty` other than 0. A field that is None is not sent.
         concurrency: Most attempts at once.
         attempts: How often a request is tried.
         timeout: Seconds of one try.
@@ -85,6 +86,8 @@ class APIRollouts:
         fields: dict[str, Any] = {"temperature": sampling.temperature, "max_tokens": sampling.max_tokens}
         fields |= {"top_p": sampling.top_p} if sampling.top_p < 1.0 else {}
         fields |= {"stop": list(sampling.stop)} if sampling.stop else {}
+        for name in ("presence_penalty", "frequency_penalty"):
+            fields |= {name: value} if (value := getattr(sampling, name)) else {}
         settings = {name: value for name, value in {**fields, **self._api.settings}.items() if value is not None}
         sent = [message.to_openai() for message in messages]
         try:
@@ -156,8 +159,8 @@ def _check(config: RunConfig, plans: Mapping[str, TaskPlan]) -> None:
     if agents := [task.name for task in config.tasks if task.agent and task.name in plans]:
         raise ConfigError("an API is not asked by agents", key=f"tasks: {', '.join(agents)}")
     for task, plan in plans.items():
-        for name in ("top_k", "min_p"):
-            if value := getattr(plan.sampling, name):
+        for name, neutral in NOT_OF_OPENAI.items():
+            if (value := getattr(plan.sampling, name)) != neutral:
                 message = (
                     f"OpenAI's chat protocol has no such field (task {task!r}); give it in the settings of the API"
                 )

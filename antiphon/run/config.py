@@ -161,16 +161,20 @@ class RunConfig(Config):
         return frozenset(task.name for task in self.tasks if not task.weight)
 
     def plan_evaluation(self, samples: int | None = None, temperature: float | None = None) -> dict[str, TaskPlan]:
-        """Return how each task is evaluated; arguments that are not None hold for all tasks."""
+        """Return how each task is evaluated; arguments that are not None hold for all tasks.
+
+        There is no beam search for several samples, or at a temperature.
+        """
         settings, plans = self.evaluation, dict[str, TaskPlan]()
         for task in self.tasks:
             own = task.evaluation
             count = samples or own.samples or settings.samples
             base = task.sampling.apply(self.rollout.sampling.sampling())
             drawn = own.sampling.apply(replace(base, temperature=settings.resolve_temperature(count)))
+            drawn = drawn if temperature is None else replace(drawn, temperature=temperature)
             plans[task.name] = TaskPlan(
                 samples=count,
-                sampling=drawn if temperature is None else replace(drawn, temperature=temperature),
+                sampling=replace(drawn, num_beams=1) if count > 1 or drawn.temperature > 0 else drawn,
                 success_at=own.success_at,
                 success_part=own.success_part,
             )

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from antiphon.core.errors import UnsupportedError
 from antiphon.core.types import AttemptId, Sampling
+from antiphon.engines.request_checks import PENALTIES
 from antiphon.learning.data_samples import sample_from_tokens
 from antiphon.learning.packing import pack_samples, split_packs
 
@@ -27,7 +28,8 @@ Score = Callable[[list[Any]], Awaitable[list[np.ndarray]]]  # of packs: log-prob
 
 MOST_TOKENS = 256  # of an answer whose task says nothing of its length
 REQUESTS = 512  # whose texts are packed together
-KNOWN = ("until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k", "min_p", "seed")
+SAMPLING = ("top_p", "top_k", "min_p", *PENALTIES)
+KNOWN = ("until", "max_gen_toks", "do_sample", "temperature", "seed", *SAMPLING)
 
 
 class SuiteModel(TemplateLM):
@@ -125,7 +127,7 @@ class SuiteModel(TemplateLM):
         stops = handle_stop_sequences(options.get("until"), self.tokenizer.decode(self.eot_token_id))
         room = min(options["max_gen_toks"], self._max_length - 1)
         tokens = self.tok_encode(context)[-(self._max_length - room) :]
-        chosen = {name: options[name] for name in ("top_p", "top_k", "min_p") if name in options}
+        chosen = {name: options[name] for name in SAMPLING if name in options}
         temperature = options["temperature"] if options["do_sample"] else 0.0
         sampling = Sampling(max_tokens=room, temperature=temperature, stop=tuple(filter(None, stops)), **chosen)
         answer = self.tokenizer.decode(list(await self._generate(tokens, sampling)))

@@ -218,12 +218,35 @@ class TaskSamplingConfig(Config):
         return replace(sampling, **self.changes)
 
 
+class EvaluationSamplingConfig(TaskSamplingConfig):
+    """Sampling of tokens in evaluations and in `antiphon generate`.
+
+    Penalties and beams are for these alone: what is sampled with them does not come from the distribution that is trained.
+    """
+
+    repetition_penalty: Annotated[float, unit("factor")] | None = Field(None, gt=0.0)
+    """Penalty of tokens that are in the prompt or the completion already: positive logits are divided by it, negative ones
+    multiplied; null and 1 change nothing."""
+    presence_penalty: Annotated[float, unit("logit")] | None = Field(None, ge=-2.0, le=2.0)
+    """Subtracted from the logits of tokens that are in the completion already."""
+    frequency_penalty: Annotated[float, unit("logit")] | None = Field(None, ge=-2.0, le=2.0)
+    """Subtracted from the logits of tokens as often as they are in the completion already."""
+    num_beams: Annotated[int, unit("beams")] | None = Field(None, gt=0)
+    """Number of beams of a beam search, which is deterministic: it needs one sample a prompt, at temperature 0. null and 1
+    search none. Needs engines of kind native."""
+    length_penalty: Annotated[float, unit("exponent")] | None = None
+    """Beams that have ended are compared by their log-prob divided by their length to this power; null is 1."""
+    early_stopping: bool | Literal["never"] | None = None
+    """When a beam search with `num_beams` ended beams stops: `true`, at once; `false` and null, when no running beam is better
+    at its present length; `never`, when none could become better."""
+
+
 class TaskEvaluationConfig(Config):
     """Evaluation on the `test` prompts of one task."""
 
     samples: Annotated[int, unit("completions")] | None = Field(None, gt=0)
     """Completions a prompt; null is `evaluation.samples`."""
-    sampling: TaskSamplingConfig = TaskSamplingConfig()
+    sampling: EvaluationSamplingConfig = EvaluationSamplingConfig()
     """Sampling settings that differ from the task's `sampling` and from `evaluation.temperature`."""
     success_at: Annotated[float, unit("score")] = 1.0
     """Least score of a success. Accuracy is the share of completions that are a success; one without a score is none."""

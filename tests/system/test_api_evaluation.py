@@ -96,7 +96,7 @@ def test_requests_and_results_are_those_of_the_api(project, echo):
     settings = json.dumps({"max_tokens": None, "max_completion_tokens": 99, "reasoning_effort": "low"})
     done = project.run(
         *("eval", "hosted", str(project.config()), f"--api={url_of(echo)}", f"--api-settings={settings}"),
-        *("--samples=2", "--temperature=0.5", "tasks.0.evaluation.sampling.top_p=0.9"),
+        *("--samples=2", "--temperature=0.5", "tasks.0.evaluation.sampling={top_p: 0.9, presence_penalty: 0.5}"),
     )
     assert not done.returncode, done.stderr
     rows = [line.split("│")[1:3] for line in done.stdout.splitlines() if line.startswith("│")]
@@ -105,7 +105,7 @@ def test_requests_and_results_are_those_of_the_api(project, echo):
     body = echo.bodies[0]
     assert list(body.pop("messages")[0]) == ["role", "content"]
     assert body == {
-        **{"model": "hosted", "temperature": 0.5, "top_p": 0.9},
+        **{"model": "hosted", "temperature": 0.5, "top_p": 0.9, "presence_penalty": 0.5},
         **{"max_completion_tokens": 99, "reasoning_effort": "low"},
     }
     assert (found["api.requests"], found["api.output_tokens"]) == ("16", "28")
@@ -120,8 +120,10 @@ def test_an_api_that_never_answers_is_no_accuracy_of_zero(project, echo):
 
 def test_what_an_api_cannot_do_is_refused_before_it_is_asked(project, echo, monkeypatch):
     api = ChatAPI(url=url_of(echo))
-    with raises_with(UnsupportedError, key="sampling.top_k"):
-        commands.evaluate_model("hosted", configure(project, "tasks.0.evaluation.sampling.top_k=5"), limit=0, api=api)
+    for name, value in (("top_k", 5), ("repetition_penalty", 1.2), ("num_beams", 2)):
+        config = configure(project, f"tasks.0.evaluation.sampling.{name}={value}")
+        with raises_with(UnsupportedError, key=f"sampling.{name}"):
+            commands.evaluate_model("hosted", config, limit=0, api=api)
     source = {"source": "mytask:problems"}
     agent = {"name": "calls", "prompts": source, "test": source, "agent": {"function": "mytask:digits"}}
     config = load(project.config(tasks=[{**agent, "reward": "mytask:digits"}]), GREEDY, model=RunConfig)

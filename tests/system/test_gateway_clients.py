@@ -92,6 +92,8 @@ REFUSED = {
     "temperature that makes logits infinite": {"temperature": 1e-40},
     "top_p above 1": {"top_p": 2},
     "top_k": {"top_k": -2},
+    "presence_penalty above 2": {"presence_penalty": 3, "temperature": -1},  # which the other protocol refuses
+    "repetition_penalty 0": {"repetition_penalty": 0, "temperature": -1},
 }
 
 
@@ -162,7 +164,7 @@ def test_text_completions_on_a_served_model(served):
             {"logit_bias": {"5": 1}},
             {"logprobs": 5},
             {"logprobs": 0, "echo": True},
-            {"presence_penalty": 1.0},
+            {"presence_penalty": 3.0},
             {"prompt": []},
             {"prompt": ""},
             {"prompt": [mark + 10_000]},

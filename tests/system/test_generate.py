@@ -6,7 +6,9 @@ from collections import defaultdict
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 import yaml
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from antiphon.core.errors import ConfigError
 from antiphon.run.config import RunConfig
@@ -69,6 +71,35 @@ def test_samples_are_scored_and_the_good_ones_are_data_to_fine_tune_on(project):
     expected = {(row["prompt_id"], row["response"]) for row in rows if row["success"]}
     assert good and len(good) == len(expected) and {(each["id"], each["response"]) for each in good} == expected
     check_fine_tuning(project, passed)
+
+
+def generated(project, config, data, *overrides):
+    """The responses of `antiphon generate`, one for each prompt, and the tokens of the model's answers by transformers."""
+    out = project.folder / "out.parquet"
+    done = project.run("generate", project.model, "--config", config, "--data", data, "--out", out, *overrides)
+    assert done.returncode == 0, done.stderr
+    return [row["response"] for row in pq.read_table(out).to_pylist()]
+
+
+def test_beams_and_penalties_are_those_of_transformers(project):
+    """In a deterministic run too, whose engine has fewer slots than there are beams."""
+    evaluation = {"sampling": {"max_tokens": 8, "num_beams": 3, "repetition_penalty": 1.2, "length_penalty": 0.7}}
+    options = {**evaluation["sampling"], "do_sample": False, "max_new_tokens": evaluation["sampling"]["max_tokens"]}
+    options.pop("max_tokens")
+    (project.folder / "letters.py").write_text(textwrap.dedent(REWARD))
+    config = project.config(tasks=[letters(evaluation=evaluation)], engine={"slots": 2})
+    prompts = [f"{number}+{number * 3}=" for number in range(5)]
+    data = write_rows(project, [{"prompt": prompt, "of": 4} for prompt in prompts])
+    model = LlamaForCausalLM.from_pretrained(project.model)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(project.model)
+    expected = []
+    for prompt in prompts:
+        tokens = tokenizer(prompt, return_tensors="pt").input_ids
+        found = model.generate(tokens, attention_mask=torch.ones_like(tokens), pad_token_id=0, **options)
+        expected.append(tokenizer.decode(found[0, tokens.shape[1] :], skip_special_tokens=True))
+    assert generated(project, config, data) == expected
+    assert generated(project, config, data, "rollout.deterministic=true") == expected
+    assert generated(project, config, data, "tasks.0.evaluation.sampling={max_tokens: 8}") != expected
 
 
 def check_fine_tuning(project, examples):

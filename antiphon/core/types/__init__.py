@@ -20,6 +20,8 @@ from antiphon.core.types.completions import (
 )
 from antiphon.core.types.streams import (
     ATTENTION_RHYTHM,
+    BEAM_SCORES,
+    BEAM_TOKENS,
     ENTROPY_WEIGHT,
     KL_REWARD,
     LEARNER_STREAMS,
@@ -60,6 +62,8 @@ from antiphon.core.types.versions import OnUpdate, PolicyVersion, Sampling, Weig
 
 __all__ = [
     "ATTENTION_RHYTHM",
+    "BEAM_SCORES",
+    "BEAM_TOKENS",
     "ENTROPY_WEIGHT",
     "IMAGE_MARKER",
     "KL_REWARD",

@@ -151,7 +151,8 @@ class Timing:
 class Completion:
     """Sampled tokens, with log-probs under log-softmax(logits / temperature), or of the logits at temperature 0.
 
-    Where the stream `SAMPLING_SUPPORT` is there, log-probs are those of the truncated distribution.
+    Where the stream `SAMPLING_SUPPORT` is there, log-probs are those of the truncated distribution. Penalties come before the
+    temperature.
     """
 
     tokens: IntArray  # [C]

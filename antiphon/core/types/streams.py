@@ -159,6 +159,11 @@ ROUTED_EXPERTS = _declare("routed_experts", "engine", dtype="int16", shape=(None
 # it is recorded (`Sampling.support_size`), log-probs are those of the truncated distribution.
 SAMPLING_SUPPORT = _declare("sampling_support", "engine", dtype="int32", shape=(None,))
 
+# The candidates of a beam search in the place of a token, best first: ids, plus 1, negative where one ends the completion; and
+# their log-probs, with penalties. `rollout.beam_search` reads them; nothing else sees them, so `STREAMS` lacks them.
+BEAM_TOKENS = _declare("beam_tokens", "engine", dtype="int32", shape=(None,))
+BEAM_SCORES = _declare("beam_scores", "engine", shape=(None,))
+
 # --- from models that the `annotate` stage asks ------------------------------------------------------------------------
 
 REFERENCE_LOGPROBS = _declare("reference_logprobs", "reference")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from antiphon.core.types.pickling import quick_to_pickle
 
@@ -36,7 +36,8 @@ class PolicyVersion:
 class Sampling:
     """Parameters of token sampling, recorded with every completion; `temperature` 0 is greedy.
 
-    The learner applies the same temperature to its log-probs.
+    The learner applies the same temperature to its log-probs. Penalties and beams are for evaluations and served models:
+    nothing that is sampled with them is trained on.
     """
 
     max_tokens: int
@@ -47,11 +48,29 @@ class Sampling:
     stop: tuple[str, ...] = ()
     stop_tokens: tuple[int, ...] = ()
     seed: int = 0
+    repetition_penalty: float = (
+        1.0  # of tokens in prompt or completion: divides positive logits, multiplies negative ones
+    )
+    presence_penalty: float = 0.0  # of tokens in the completion: subtracted from their logits
+    frequency_penalty: float = 0.0  # the same, as often as they are there
+    num_beams: int = 1  # above 1: beam search, see `rollout.beam_search`
+    length_penalty: float = 1.0  # of beams: scores are divided by the length to this power
+    early_stopping: bool | Literal["never"] = False  # of beams
 
     @property
     def truncated(self) -> bool:
         """True if sampling drops part of the distribution, so that plain log-probs do not describe it."""
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
+
+    @property
+    def counts_output(self) -> bool:
+        """True if a penalty counts the tokens of the completion alone, so that these must be told from the prompt's."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def penalized(self) -> bool:
+        """True if a penalty changes the distribution."""
+        return self.repetition_penalty != 1.0 or self.counts_output
 
     @property
     def support_size(self) -> int:

@@ -7,8 +7,8 @@ between two steps.
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import wraps
+from dataclasses import dataclass, replace
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from transformers import PreTrainedModel
 from antiphon.algorithms.routing import Routers, find_routers
 from antiphon.core.errors import StateError, WeightsError
 from antiphon.core.types import (
+    BEAM_SCORES,
+    BEAM_TOKENS,
     MIXED_CACHE,
     ROUTED_EXPERTS,
     SAMPLING_SUPPORT,
@@ -39,6 +41,7 @@ from antiphon.engines.native.drafts import Drafter, GuessedStep
 from antiphon.engines.native.images import SlotImages
 from antiphon.engines.native.models import eos_ids, longest_plain_sequence, prepare_model
 from antiphon.engines.native.own_streams import copy_streams
+from antiphon.engines.native.penalties import Candidates, adjust_scores, rank_candidates
 from antiphon.engines.native.plan import Plan, plan_step
 from antiphon.engines.native.sampling import Drawn, SamplingParams, sample, uniform_numbers
 from antiphon.engines.native.slots import MIXED, Indices, SlotTable
@@ -221,13 +224,14 @@ class NativeEngine:
 
     def _run_guesses(self, plan: Plan, cache: KVCache) -> list[Delta]:
         """Run a step in which several tokens of a sequence are guessed; return no delta if none is."""
-        if self._drafter is None or plan.chunks or plan.followers:
+        if self._drafter is None or plan.chunks or plan.followers or (self._table.beams[plan.decode] > 1).any():
             return []
         table, guesses = self._table, self._drafter.guess(self._table, plan.decode)
         if not guesses:
             return []
         step = GuessedStep.lay_out(table, plan.decode, guesses)
         logits, experts = self._forward(Plan(step.others, step.chunks), cache, every=True)
+        logits = adjust_scores(logits, table, step.slots, step.positions)
         computed = {} if experts is None else {ROUTED_EXPERTS: experts}
         computed.update(self._own_streams(logits, step.slots))
         drawn = sample(logits, self._sampling_params(step.slots, step.positions))
@@ -260,9 +264,28 @@ class NativeEngine:
             return []
         if plan.followers:
             logits = logits[torch.from_numpy(rows).to(logits.device)]
-        computed = {} if experts is None else {ROUTED_EXPERTS: experts[rows]}
-        computed.update(self._own_streams(logits, slots))
-        return self._append_tokens(slots, sample(logits, self._sampling_params(slots)), computed)
+        logits, beams = self._adjust_scores(logits, slots)
+        computed = {**self._own_streams(logits, slots), **({} if experts is None else {ROUTED_EXPERTS: experts[rows]})}
+        return _add_beams(self._append_tokens(slots, sample(logits, self._sampling_params(slots)), computed), beams)
+
+    def _adjust_scores(self, logits: Tensor, slots: Indices) -> tuple[Tensor, dict[int, Candidates]]:
+        """Return the logits with penalties, and the candidates of each row that belongs to a beam search."""
+        table, found = self._table, dict[int, Candidates]()
+        logits = adjust_scores(logits, table, slots, table.length[slots])
+        for row in np.flatnonzero(table.beams[slots] > 1).tolist():
+            slot = int(slots[row])
+            ends = len(self._eos_ids) + len(table.requests[slot].sampling.stop_tokens)
+            count = int(table.beams[slot]) * max(2, 1 + ends)  # so many that enough of them go on
+            found[row] = rank_candidates(logits[row], count, partial(self._end_completion, slot))
+        return logits, found
+
+    def _end_completion(self, slot: int, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which of some tokens [K] end the completion in a slot if they come next."""
+        ended, rule = np.isin(tokens, self._eos_ids), self._rules.get(slot)
+        if rule is not None:
+            completion = self._table.tokens[slot, self._table.prompt[slot] : self._table.length[slot]]
+            ended |= [rule.matches(np.append(completion, token), self._tokenizer) for token in tokens]
+        return ended
 
     def compute_streams(self, logits: Tensor, requests: Sequence[GenerateRequest]) -> ArrayOf:
         """Return streams of your own for the tokens that are about to be sampled; a subclass overrides this.
@@ -404,6 +427,14 @@ class NativeEngine:
             self._cache.clear(slot)
             self._table.cached[slot] = 0
             self._spoiled.discard(slot)
+
+
+def _add_beams(deltas: list[Delta], candidates: Mapping[int, Candidates]) -> list[Delta]:
+    """Add the candidates of beam search, by row, to the deltas of one token."""
+    for row, (tokens, scores) in candidates.items():
+        streams = deltas[row].streams.with_stream(BEAM_TOKENS, tokens).with_stream(BEAM_SCORES, scores)
+        deltas[row] = replace(deltas[row], streams=streams)
+    return deltas
 
 
 def _sampled_rows(plan: Plan) -> tuple[Indices, Indices]:

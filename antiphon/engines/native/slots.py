@@ -50,17 +50,30 @@ class SlotTable:
     top_k: Indices = field(init=False)
     min_p: NDArray[np.float32] = field(init=False)
     support: Indices = field(init=False)  # see `Sampling.support_size`
+    beams: Indices = field(init=False)  # see `Sampling.num_beams`
+    adjusted: NDArray[np.bool_] = field(init=False)  # `penalties.adjust_scores` changes the logits
     seed: NDArray[np.uint64] = field(init=False)
     requests: dict[int, GenerateRequest] = field(init=False, default_factory=dict)
     _clock: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.tokens = np.zeros((self.slots, self.max_length), np.int32)
-        for name in ("length", "cached", "weights_id", "arrival", "released", "prompt", "limit", "top_k", "support"):
+        for name in (
+            "length",
+            "cached",
+            "weights_id",
+            "arrival",
+            "released",
+            "prompt",
+            "limit",
+            "top_k",
+            "support",
+            "beams",
+        ):
             setattr(self, name, np.zeros(self.slots, np.int64))
         for name in ("temperature", "top_p", "min_p"):
             setattr(self, name, np.zeros(self.slots, np.float32))
-        self.active = np.zeros(self.slots, bool)
+        self.active, self.adjusted = np.zeros(self.slots, bool), np.zeros(self.slots, bool)
         self.seed = np.zeros(self.slots, np.uint64)
         self.weights_id[:] = MIXED
 
@@ -98,6 +111,8 @@ class SlotTable:
         self.temperature[slot], self.min_p[slot] = sampling.temperature, sampling.min_p
         self.top_p[slot], self.top_k[slot] = sampling.top_p, sampling.top_k
         self.support[slot] = sampling.support_size
+        self.beams[slot] = sampling.num_beams
+        self.adjusted[slot] = sampling.penalized or sampling.num_beams > 1
         self.seed[slot] = sampling.seed & 0xFFFFFFFFFFFFFFFF
         self.requests[slot] = request
 

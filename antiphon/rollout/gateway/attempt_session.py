@@ -22,7 +22,7 @@ from antiphon.rollout.attempt import AttemptInputs
 from antiphon.rollout.gateway.capture import CaptureCounts, ConversationRecorder, PromptDraft
 from antiphon.rollout.gateway.chat import CONTEXT_LENGTH, MAX_TURNS, ApiError, ChatRequest, CompletionRequest, Reply
 from antiphon.rollout.gateway.served_model import ServedModel
-from antiphon.rollout.gateway.sessions import PENALTIES, OnText, PreparedRequest, Session
+from antiphon.rollout.gateway.sessions import OnText, PreparedRequest, Session
 
 R = TypeVar("R", bound=ChatRequest)
 
@@ -124,7 +124,7 @@ class AttemptSession(Session):
 
     def _is_configured(self, name: str, value: float) -> bool:
         """Return True if a setting that the client asks for is the configured one anyway. Seeds are the run's."""
-        return name != "seed" and value == (0 if name in PENALTIES else getattr(self._inputs.sampling, name))
+        return name != "seed" and value == getattr(self._inputs.sampling, name)
 
     @override
     def request(self, prompt: IntArray, sampling: Sampling, choice: int) -> GenerateRequest:

@@ -68,6 +68,7 @@ def get_sampling(body: Mapping[str, Any]) -> dict[str, float]:
         | get_number(body, "min_p", 0, 1)
         | get_number(body, "presence_penalty", -2, 2)
         | get_number(body, "frequency_penalty", -2, 2)
+        | get_number(body, "repetition_penalty", 0, math.inf)  # as vLLM has it
     )
 
 

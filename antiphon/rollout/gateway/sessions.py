@@ -7,7 +7,7 @@ An `AttemptSession` belongs to an agent: tokens are sampled as the run's configu
 import asyncio
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,10 +28,10 @@ from antiphon.rollout.gateway.capture import ConversationRecorder, PromptDraft
 from antiphon.rollout.gateway.chat import ApiError, ChatRequest, CompletionRequest, Reply, TextPrompt
 from antiphon.rollout.gateway.incremental_detokenizer import IncrementalDetokenizer, cut_at_stop
 from antiphon.rollout.gateway.served_model import ServedModel
+from antiphon.rollout.gathering import gather_or_cancel
 from antiphon.tasks.tool_calls import TOOL_FORMATS, ToolFormat
 
 OnText = Callable[[str], None]
-PENALTIES = ("presence_penalty", "frequency_penalty")
 _VOCABULARY = 1 << 31  # larger than any: the engines know the real one
 _NAME = "ANTIPHONNAME"  # of a tool that does not exist
 
@@ -164,7 +164,7 @@ class Session(ABC):
         on_delta = None
         if on_text is not None and len(prepared.requests) == 1 and not prepared.chat.tools:
             on_delta = IncrementalDetokenizer(self.model.tokenizer, prepared.chat.stop, on_text)
-        completions = await _gather_or_cancel([self.model.generate(request, on_delta) for request in prepared.requests])
+        completions = await gather_or_cancel([self.model.generate(request, on_delta) for request in prepared.requests])
         replies = []
         for request, completion in zip(prepared.requests, completions, strict=True):
             replies.append(self._reply(prepared, request, completion))
@@ -216,16 +216,6 @@ class Session(ABC):
             raise ApiError("tool_choice: there are no tools")
         before, _, _ = self._format({}).render("", [ToolCall(_NAME, {})]).partition(_NAME)
         return before + (name if choice.startswith("=") else "")
-
-
-async def _gather_or_cancel(running: Sequence[Coroutine[Any, Any, Completion]]) -> list[Completion]:
-    """Return the results of all; if one fails, cancel the others."""
-    try:
-        async with asyncio.TaskGroup() as owner:
-            tasks = [owner.create_task(one) for one in running]
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from errors
-    return [task.result() for task in tasks]
 
 
 def _schemas(chat: ChatRequest) -> dict[str, Mapping[str, Any]]:

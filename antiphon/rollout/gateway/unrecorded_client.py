@@ -8,9 +8,9 @@ from typing_extensions import override
 
 from antiphon.core.rng import derive
 from antiphon.core.types import GenerateRequest, IntArray, Sampling
-from antiphon.rollout.gateway.chat import ApiError, ChatRequest, Reply
+from antiphon.rollout.gateway.chat import ChatRequest, Reply
 from antiphon.rollout.gateway.served_model import ServedModel
-from antiphon.rollout.gateway.sessions import PENALTIES, PreparedRequest, Session
+from antiphon.rollout.gateway.sessions import PreparedRequest, Session
 
 _MAX_SEED = 2**63 - 1
 
@@ -24,11 +24,7 @@ class UnrecordedClient(Session):
 
     @override
     def sampling(self, chat: ChatRequest, room: int) -> Sampling:
-        if unknown := [name for name in PENALTIES if chat.requested_sampling.get(name)]:
-            raise ApiError(f"{unknown[0]}: only 0 is supported here", code="unsupported_parameter")
-        settings: dict[str, Any] = {
-            name: value for name, value in chat.requested_sampling.items() if name not in PENALTIES
-        }
+        settings: dict[str, Any] = dict(chat.requested_sampling)
         settings["top_k"] = max(int(settings.get("top_k", 0)), 0)
         settings["seed"] = int(settings["seed"]) & _MAX_SEED if "seed" in settings else secrets.randbits(63)
         if settings.get("top_p") == 0:  # the most likely token alone

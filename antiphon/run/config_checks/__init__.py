@@ -22,6 +22,7 @@ from antiphon.run.config_checks.devices import (
 from antiphon.run.config_checks.learner import check_meshes, check_profile, check_ranks
 from antiphon.run.config_checks.names import check_names
 from antiphon.run.config_checks.scheduling import (
+    check_evaluation_sampling,
     check_minimum_engines,
     check_rollout_workers,
     check_sampling,
@@ -42,6 +43,7 @@ CHECKS = (
     check_placement,
     check_server_placement,
     check_sampling,
+    check_evaluation_sampling,
     check_ranks,
     check_meshes,
     check_profile,

@@ -7,6 +7,9 @@ from antiphon.cluster.config import PlacementConfig
 from antiphon.cluster.placement import ANYWHERE
 from antiphon.core.types import Sampling
 from antiphon.core.types.versions import MAX_SUPPORT
+from antiphon.engines.config import EngineKind
+from antiphon.engines.request_checks import PENALTIES
+from antiphon.engines.server_protocols import SERVER_PROTOCOLS, resolve_protocol
 from antiphon.run.config_checks.common import Problem, iterate_engines
 
 if TYPE_CHECKING:
@@ -49,6 +52,35 @@ def _check_distribution(sampling: Sampling, changed: set[str], at: str, config: 
                 f"{at}.{name}",
                 f"needs engines of kind native in training: that of {engine} does not record the support",
             )
+
+
+def check_evaluation_sampling(config: "RunConfig") -> Iterator[Problem]:
+    """Check that engines have the penalties and beams of evaluations, and that there is one sample for a beam search."""
+    plans = config.plan_evaluation()
+    for index, task in enumerate(config.tasks):
+        own, at = task.evaluation.sampling, f"tasks.{index}.evaluation.sampling"
+        if own.num_beams in (None, 1):
+            for name in ("length_penalty", "early_stopping"):
+                if getattr(own, name) is not None:
+                    yield f"{at}.{name}", "is not used without a beam search: num_beams must be above 1"
+        elif plans[task.name].sampling.num_beams == 1:
+            yield (
+                f"{at}.num_beams",
+                "needs one sample per prompt (evaluation.samples) at temperature 0: a beam search has one result",
+            )
+        neutral = {**PENALTIES, "num_beams": 1}
+        asked = [name for name in neutral if getattr(own, name) not in (None, neutral[name])]
+        for engine_at, engine in iterate_engines(config):
+            for name in sorted({*asked} - _evaluation_options(engine, {*neutral})):
+                yield f"{at}.{name}", f"needs engines that have it, as those of kind native; {engine_at} has not"
+
+
+def _evaluation_options(engine: EngineKind, every: set[str]) -> set[str]:
+    """Return the penalties that engines have, and `num_beams` if they have beam search; `every` if they are your own."""
+    servers = engine.server_options
+    if servers is not None and servers.flavour in SERVER_PROTOCOLS.shipped:
+        return {*resolve_protocol(servers.flavour, "").penalties}
+    return {*PENALTIES} if engine.kind == "vllm" else every
 
 
 def check_scheduling(config: "RunConfig") -> Iterator[Problem]:

@@ -13,6 +13,7 @@ from antiphon.core.types import Score
 from antiphon.core.worker_set import WorkerSet
 from antiphon.rollout.agents import Agent, FunctionAgent, command_agent, run_agent
 from antiphon.rollout.atropos.agent import AtroposAgent
+from antiphon.rollout.beam_search import with_beam_search
 from antiphon.rollout.episode import RunAgent
 from antiphon.rollout.gateway.served_model import ServedModel
 from antiphon.rollout.gateway.server import Gateway
@@ -38,7 +39,10 @@ async def start_agents(
     if not tasks:
         return {}
     model = ServedModel(
-        generate=pool.generate, tokenizer=renderer, max_length=max_length, tools=config.rollout.tool_format
+        generate=with_beam_search(pool.generate),
+        tokenizer=renderer,
+        max_length=max_length,
+        tools=config.rollout.tool_format,
     )
     gateway = await stack.enter_async_context(Gateway(model, seed=config.seed))
     directories: RuntimeDirs | None = None

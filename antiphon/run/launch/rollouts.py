@@ -8,6 +8,7 @@ from pathlib import Path
 from antiphon.cluster.placement import gpus_of
 from antiphon.record.run_dir import RunLineage
 from antiphon.rollout.backend import LocalRollouts
+from antiphon.rollout.beam_search import with_beam_search
 from antiphon.rollout.episode import EpisodeRunner
 from antiphon.rollout.episode_loop import EpisodeContext
 from antiphon.rollout.group_scoring import GroupScoring
@@ -53,7 +54,7 @@ async def start_rollouts(
     episodes = EpisodeRunner(
         EpisodeContext(
             encoder=PromptEncoder(renderer),
-            generate=pool.generate,
+            generate=with_beam_search(pool.generate),
             config=config.rollout,
             max_length=max_length,
             seed=config.seed,

@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 
 from antiphon.core.errors import RequestError, UnsupportedError, WorkerDiedError
 from antiphon.core.types import MIXED_CACHE, SAMPLING_SUPPORT, FinishReason, OnUpdate
@@ -207,6 +208,61 @@ async def test_truncated_sampling_is_done_or_refused(host, engine):
     check(await engine.start(request("next")).result(), 20)
 
 
+def penalized_logprobs(host, request, completion) -> np.ndarray:
+    """Log-probs of the tokens of a completion, with penalties by their definitions on the logits of transformers."""
+    sampling, prompt = request.sampling, request.tokens.tolist()
+    sequence, found = [*prompt, *completion.tokens.tolist()], []
+    for place, (token, version) in enumerate(
+        zip(completion.tokens, completion.versions.tolist(), strict=True), len(prompt)
+    ):
+        with torch.no_grad():
+            logits = host.model(version)(torch.tensor([sequence[:place]])).logits[0, -1].double().numpy()
+        output = sequence[len(prompt) - request.sampled : place]
+        for seen in set(sequence[:place]):
+            logits[seen] *= sampling.repetition_penalty ** (1 if logits[seen] < 0 else -1)
+            logits[seen] -= sampling.presence_penalty * (seen in output) + sampling.frequency_penalty * output.count(
+                seen
+            )
+        logits /= sampling.temperature or 1.0
+        found.append(logits[token] - np.logaddexp.reduce(logits))
+    return np.array(found)
+
+
+@contract
+async def test_penalties_are_applied_or_refused(host, engine):
+    """Also across an update of the weights, and to tokens that another engine has sampled."""
+    if isinstance(host, Simulated):
+        pytest.skip("simulated tokens are drawn from nothing")
+    asked = [
+        request(f"r{number}", 40, sampling={"temperature": temperature, **penalty}, sampled=sampled)
+        for number, (penalty, temperature, sampled) in enumerate(
+            [
+                ({"repetition_penalty": 1.5}, 1.0, 0),
+                ({"repetition_penalty": 0.7}, 0.0, 2),
+                ({"presence_penalty": 1.2}, 1.0, 0),
+                ({"frequency_penalty": -0.4}, 0.5, 0),
+                ({"frequency_penalty": 0.4}, 1.0, 2),
+                ({"repetition_penalty": 1.2, "presence_penalty": -0.5, "frequency_penalty": 0.5}, 1.0, 0),
+            ]
+        )
+    ]
+    handles = [engine.start(each) for each in asked]
+    running = await asyncio.gather(*(handle.result() for handle in handles), return_exceptions=True)
+    late = request("late", LONG, sampling={"presence_penalty": 1.0})
+    handle = engine.start(late)
+    with contextlib.suppress(UnsupportedError):
+        await host.until_under_way(handle)
+        await engine.load(host.update(1), OnUpdate.RECOMPUTE)
+        asked.append(late)
+        running.append(await handle.result())
+    for each, completion in zip(asked, running, strict=True):
+        if isinstance(completion, UnsupportedError):
+            continue
+        check(completion, each.sampling.max_tokens)
+        assert np.abs(penalized_logprobs(host, each, completion) - completion.logprobs).max() < EXACT
+    check(await engine.start(request("next")).result(), 20)
+
+
 @contract
 async def test_extreme_temperatures_fail_alone_or_not(host, engine):
     """Engines that do not sample at them say so."""
@@ -277,6 +333,11 @@ INVALID = {  # for any engine
     "top_k beyond 64 bits": {"sampling": {"top_k": 1 << 70}},
     "min_p above 1": {"sampling": {"min_p": 2.0}},
     "seed that is no whole number": {"sampling": {"seed": 0.5}},
+    "repetition_penalty 0": {"sampling": {"repetition_penalty": 0.0}},
+    "repetition_penalty infinite": {"sampling": {"repetition_penalty": float("inf")}},
+    "presence_penalty above 2": {"sampling": {"presence_penalty": 2.5}},
+    "frequency_penalty below -2": {"sampling": {"frequency_penalty": -2.5}},
+    "num_beams 0": {"sampling": {"num_beams": 0}},
     "stop that is no text": {"sampling": {"stop": ("\ud83d",)}},
 }
 TOO_MUCH = {  # for one whose model has an end

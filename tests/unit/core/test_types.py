@@ -260,3 +260,11 @@ def test_age_is_the_number_of_versions_since():
 def test_truncated_sampling_is_told_apart():
     assert not SAMPLING.truncated
     assert all(Sampling(max_tokens=1, **cut).truncated for cut in ({"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}))
+
+
+def test_penalties_are_told_apart():
+    """By which tokens they count, too."""
+    penalties = {"repetition_penalty": 0.9, "presence_penalty": -0.1, "frequency_penalty": 0.1}
+    found = {name: Sampling(max_tokens=1, **{name: value}) for name, value in penalties.items()}
+    assert not SAMPLING.penalized and all(sampling.penalized for sampling in found.values())
+    assert [name for name, sampling in found.items() if sampling.counts_output] == [*penalties][1:]

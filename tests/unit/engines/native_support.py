@@ -168,9 +168,14 @@ class Host:
     @torch.no_grad()
     def logprobs(self, version: int, tokens: np.ndarray, temperature: float = 1.0) -> np.ndarray:
         """Log-probabilities [L, V] of a plain transformers forward with the weights of `version`."""
-        self.reference.load_state_dict(self.weights[version])
-        logits = self.reference(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0]
+        logits = torch.from_numpy(self.logits(version, tokens))
         return torch.log_softmax(logits.double() / (temperature or 1.0), -1).numpy()
+
+    @torch.no_grad()
+    def logits(self, version: int, tokens: np.ndarray) -> np.ndarray:
+        """Logits [L, V] of a plain transformers forward with the weights of `version`."""
+        self.reference.load_state_dict(self.weights[version])
+        return self.reference(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0].numpy()
 
 
 def make_host(

@@ -19,7 +19,7 @@ def both(family="llama", **config):
 
 
 def add_requests(host, seed):
-    """Ragged requests of all kinds, some of which answer the same prompt; with stops, limits and truncated sampling."""
+    """Ragged requests of all kinds, some of which answer the same prompt; with stops, limits, truncation and penalties."""
     rng = np.random.default_rng(seed)
     for i in range(16):
         sampling = {
@@ -31,6 +31,8 @@ def add_requests(host, seed):
             sampling |= {"stop_tokens": (int(rng.integers(97)),)}
         if i % 4 == 2:
             sampling |= {"top_k": 5, "top_p": 0.9}
+        if i % 4 == 3:
+            sampling |= {"repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.2}
         host.add(f"r{i}", prompt(i % 4, 6 + 5 * (i % 4)), **sampling)
         host.step(int(rng.integers(0, 4)))
     host.run()

@@ -175,6 +175,19 @@ def test_update_mode_decides_how_requests_continue(mode, sampled, cached, expect
     assert choose_continuation(mode, Progress(sampled=sampled, cached=cached)) is expected
 
 
+@pytest.mark.parametrize(
+    ("mode", "sampled", "expected"),
+    [
+        (OnUpdate.KEEP, True, Continuation.KEEP_CACHE),
+        (OnUpdate.RECOMPUTE, True, Continuation.RESTART),
+        (OnUpdate.RECOMPUTE, False, Continuation.RECOMPUTE),
+        (OnUpdate.RESTART, True, Continuation.RESTART),
+    ],
+)
+def test_requests_that_cannot_resume_restart(mode, sampled, expected):
+    assert choose_continuation(mode, Progress(sampled=sampled, cached=sampled, resumable=False)) is expected
+
+
 def test_only_running_requests_announce_a_restart():
     engine = Engine(capacity=2)
     for name in ("sampled", "unsampled", "queued"):

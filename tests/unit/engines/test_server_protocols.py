@@ -1,10 +1,14 @@
 """Protocols of servers by name, and errors of a protocol of the user's own."""
 
 import asyncio
+from contextlib import nullcontext
 
+import numpy as np
 import pytest
 
 from antiphon.core.errors import ConfigError, UnsupportedError, UserCodeError
+from antiphon.core.types import GenerateRequest, Sampling
+from antiphon.engines.request_checks import PENALTIES, check_sampling_supported
 from antiphon.engines.server_protocols import SGLangProtocol, VLLMProtocol, open_protocol
 
 HERE = "tests.unit.engines.test_server_protocols"
@@ -34,6 +38,31 @@ def test_flavours_have_protocols_with_the_address():
     with pytest.raises(ConfigError) as caught:
         open_protocol("slang", "http://server")
     assert caught.value.key == "engine.options.flavour" and "sglang" in caught.value.suggestions
+
+
+@pytest.mark.parametrize(
+    ("flavour", "sent"), [("openai", ["presence_penalty", "frequency_penalty"]), ("vllm", [*PENALTIES]), ("sglang", [])]
+)
+def test_penalties_are_sent_to_servers_that_have_them(flavour, sent):
+    """To others they are neutral: the engine refuses requests with penalties."""
+    sampling = Sampling(max_tokens=5, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=-0.6)
+    request = GenerateRequest(id="r", tokens=np.array([4], np.int32), sampling=sampling)
+    protocol = open_protocol(flavour, "http://server")
+    body = protocol.request_body("model", request, [], "weights")
+    found = body | body.get("sampling_params", {})
+    assert protocol.penalties == {*sent}
+    for name, neutral in PENALTIES.items():
+        assert found.get(name, neutral) == (getattr(sampling, name) if name in sent else neutral)
+    with pytest.raises(UnsupportedError) if flavour != "vllm" else nullcontext():
+        check_sampling_supported(sampling, "the server", penalties=protocol.penalties)
+
+
+def test_counted_output_cannot_be_continued_elsewhere():
+    for penalty, refused in (("repetition_penalty", False), ("presence_penalty", True), ("frequency_penalty", True)):
+        sampling = Sampling(max_tokens=5, **{penalty: 0.5})
+        check_sampling_supported(sampling, "the server", penalties=PENALTIES)
+        with pytest.raises(UnsupportedError) if refused else nullcontext():
+            check_sampling_supported(sampling, "the server", penalties=PENALTIES, sampled=1)
 
 
 def test_errors_of_an_own_protocol_name_the_method_and_the_line():

@@ -417,11 +417,17 @@ def test_configured_sampling_wins_and_overrides_are_counted(plain):
     engine = Logger(plain)
     session = attempt(plain, engine, replace(SAMPLING, stop=("END",)))
     ask(session, ("user", "Hi"), temperature=0.0, top_p=1.0, seed=5, max_tokens=1000, presence_penalty=0, stop="!")
-    ask(session, ("user", "Hi"), temperature=0.7, max_tokens=3)
+    ask(session, ("user", "Hi"), temperature=0.7, max_tokens=3, frequency_penalty=1.0, repetition_penalty=1.0)
     first, second = (request.sampling for request, _ in engine.log)
+    assert not first.penalized and not second.penalized
     assert (first.temperature, first.max_tokens, first.stop) == (0.7, 64, ("END", "!"))
     assert (second.max_tokens, second.stop) == (3, ("END",)) and first.seed != second.seed
-    assert session.captured().counts.overridden == {"temperature": 1, "seed": 1, "max_tokens": 1}
+    assert session.captured().counts.overridden == {
+        "temperature": 1,
+        "seed": 1,
+        "max_tokens": 1,
+        "frequency_penalty": 1,
+    }
 
 
 def test_a_stop_string_is_sampled_and_not_told(plain):

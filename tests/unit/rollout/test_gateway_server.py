@@ -312,6 +312,9 @@ def test_engines_that_die_are_no_fault_of_the_agent(renderer):
     assert isinstance(captured.error, WorkerDiedError)
 
 
+PENALTIES = {"presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.1}
+
+
 def test_unrecorded_clients_choose_sampling_and_stream_tokens(renderer):
     class Dripping(Logger):
         async def __call__(self, request, on_delta=None):
@@ -325,6 +328,7 @@ def test_unrecorded_clients_choose_sampling_and_stream_tokens(renderer):
         engine.said += [("Hé! 1..2", FinishReason.STOP)] * 2
         headers = {"authorization": "Bearer sesame"}
         more = {"stream": True, "temperature": 0.3, "seed": 7, "stop": [".2"], "top_k": 5, "max_tokens": 11}
+        more |= PENALTIES
         streamed = await client.post("/v1/chat/completions", json=CHAT | more, headers=headers)
         await client.post("/v1/chat/completions", json=CHAT | more, headers=headers)
         return events(streamed.text), engine.log
@@ -335,6 +339,7 @@ def test_unrecorded_clients_choose_sampling_and_stream_tokens(renderer):
     first, second = (request.sampling for request, _ in log)
     assert first == second  # the same seed
     assert (first.temperature, first.top_k, first.stop, first.max_tokens) == (0.3, 5, (".2",), 11)
+    assert {name: getattr(first, name) for name in PENALTIES} == PENALTIES
 
 
 def test_texts_are_tokenized_once_and_completed(renderer):

@@ -276,6 +276,8 @@ def test_a_bad_override_names_itself(file, override, key, value, line):
 PPO = ["algorithm.recipe=ppo", "critic.count=1"]
 TURNS = ["rollout.max_turns=9"]
 ATROPOS, SCORED = "tasks.0.agent={atropos: 'my:World'}", "tasks.0.reward=agent_result"
+DRAWN = "tasks.0.evaluation.sampling"
+SGLANG = ["engine={kind: server, options: {urls: ['http://e'], flavour: sglang}}", "rollout.on_update=drain"]
 REMOTE = ["tasks.0.reward=judge", "tasks.0.reward_options={address: 'http://j/v1', model: m}"]
 
 
@@ -301,6 +303,13 @@ REMOTE = ["tasks.0.reward=judge", "tasks.0.reward_options={address: 'http://j/v1
         ([SCORED, "tasks.0.agent={atropos: 'my:World', command: 'true'}"], "tasks.0.agent"),
         ([SCORED, "tasks.0.agent={function: a:b, options: {size: 3}}"], "tasks.0.agent"),
         (["tasks.0.group_reward=duplicate"], "tasks.0.group_reward"),
+        ([f"{DRAWN}={{num_beams: 4, temperature: 0.5}}"], f"{DRAWN}.num_beams"),
+        ([f"{DRAWN}.num_beams=4", "evaluation.samples=2"], f"{DRAWN}.num_beams"),
+        ([f"{DRAWN}.num_beams=4", "engine.kind=vllm"], f"{DRAWN}.num_beams"),
+        ([f"{DRAWN}.num_beams=4", "engine.also=[{kind: vllm}]"], f"{DRAWN}.num_beams"),
+        ([f"{DRAWN}.length_penalty=2"], f"{DRAWN}.length_penalty"),
+        ([f"{DRAWN}={{num_beams: 1, early_stopping: never}}"], f"{DRAWN}.early_stopping"),
+        ([f"{DRAWN}.repetition_penalty=1.1", *SGLANG], f"{DRAWN}.repetition_penalty"),
         (["tasks.0.group_reward=duplicates", "rollout.sampler=a:b"], "tasks.0.group_reward"),
         (["tasks.0.group_reward_options={penalty: 1}"], "tasks.0.group_reward_options"),
         (["tasks.0.environment=guess_number"], "rollout.max_turns"),
@@ -395,6 +404,30 @@ REMOTE = ["tasks.0.reward=judge", "tasks.0.reward_options={address: 'http://j/v1
 )
 def test_impossible_combinations_are_refused(file, overrides, key):
     assert [mistake.key for mistake in refused(file, *overrides).mistakes] == [key]
+
+
+@pytest.mark.parametrize("section", ["rollout.sampling", "tasks.0.sampling"])
+@pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty", "num_beams"])
+def test_penalties_in_training_are_refused_with_their_place(file, section, name):
+    error = refused(file, f"{section}.{name}=1")
+    assert error.key == f"{section}.{name}" and f"{DRAWN}.{name}" in error.suggestions
+
+
+def test_engines_that_have_penalties_are_fine(file):
+    servers = ["engine={kind: server, options: {urls: ['http://e']}}", "rollout.on_update=drain"]
+    for engine in (["engine.kind=vllm"], servers, ["engine.kind=my:Engine"]):
+        load(
+            file, [f"{DRAWN}={{repetition_penalty: 1.1, presence_penalty: 1, num_beams: 1}}", *engine], model=RunConfig
+        )
+
+
+def test_beams_are_searched_for_one_greedy_sample(file):
+    """Samples and temperatures of a command line replace the search."""
+    config = load(file, [f"{DRAWN}={{num_beams: 4, length_penalty: 0.5, early_stopping: never}}"], model=RunConfig)
+    sampling = config.plan_evaluation()["sums"].sampling
+    assert (sampling.num_beams, sampling.length_penalty, sampling.early_stopping) == (4, 0.5, "never")
+    for samples, temperature, beams in ((1, None, 4), (1, 0.0, 4), (3, None, 1), (None, 1.0, 1), (2, 0.0, 1)):
+        assert config.plan_evaluation(samples, temperature)["sums"].sampling.num_beams == beams
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,12 @@ async def too_few(group):
 
 async def truncated(group):
     await group.generate(top_p=0.9)
+
+async def penalized(group):
+    await group.generate(repetition_penalty=1.1)
+
+async def beams(group):
+    await group.generate(num_beams=2)
 '''
 
 
@@ -172,9 +178,11 @@ def test_a_sampling_loop_that_gives_too_little_fails_the_run(own_loops):
         simulate(scenario(rollout={"sampler": "own_loops:too_few"}))
 
 
-def test_a_sampling_loop_cannot_truncate_without_a_support(own_loops):
+@pytest.mark.parametrize("name", ["truncated", "penalized", "beams"])
+def test_a_loop_cannot_sample_what_training_cannot_use(own_loops, name):
+    """Truncated without a recorded support, or from another distribution."""
     with raises_with(ConfigError, key="rollout.sampler"):
-        simulate(scenario(rollout={"sampler": "own_loops:truncated"}))
+        simulate(scenario(rollout={"sampler": f"own_loops:{name}"}))
 
 
 def test_slow_environments_delay_those_in_lock_step():
