@@ -37,6 +37,8 @@ others started."""
 class EngineCore(Protocol):
     """An engine where it runs. All calls come from one thread, one at a time.
 
+    One that computes in other processes may have the methods of `core.torch_profile.ProfiledWorker`, to profile these.
+
     An error that is no `AntiphonError` ends the engine's process: the pool replaces the engine, and its requests continue on
     others from the tokens they have. An `AntiphonError` that a method does not declare ends the run with its message.
     """

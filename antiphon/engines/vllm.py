@@ -11,6 +11,7 @@ still decode from it.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from pydantic import ValidationError
 
 from antiphon.core.errors import ConfigError, StateError, UnsupportedError
 from antiphon.core.rng import derive
+from antiphon.core.torch_profile import ProfiledWorker
 from antiphon.core.types import (
     MIXED_CACHE,
     ROUTED_EXPERTS,
@@ -209,6 +211,14 @@ class VLLMEngine(EngineCore):
             self._asleep = False
             self._queue.release("asleep")
 
+    def start_profile(self, memory: bool) -> None:
+        """Begin to profile each process that has a part of the model: this one, or one a device."""
+        self._engine.collective_rpc(_start_profile, args=(memory,))
+
+    def write_profile(self, folder: Path, name: str) -> None:
+        """Write these profiles: files with this name or, from several processes, with their ranks after it."""
+        self._engine.collective_rpc(_write_profile, args=(folder, name))
+
     # --- one step ------------------------------------------------------------------------------------------------------
 
     def step(self) -> list[Delta]:
@@ -385,6 +395,17 @@ def _make_settings(options: dict[str, Any]) -> Any:
 def _find_expert_layers(worker: Any) -> list[int]:
     """Return the numbers of the layers with experts, in the process that has the model."""
     return [module.layer_id for module in worker.get_model().modules() if isinstance(module, MoERunner)]
+
+
+def _start_profile(worker: Any, memory: bool) -> None:
+    worker.antiphon_profile = ProfiledWorker()
+    worker.antiphon_profile.start_profile(memory)
+
+
+def _write_profile(worker: Any, folder: Path, name: str) -> None:
+    several = worker.parallel_config.world_size > 1
+    own = getattr(worker, "antiphon_profile", ProfiledWorker())  # an engine that came in between has begun none
+    own.write_profile(folder, f"{name}-rank-{worker.rank}" if several else name)
 
 
 def _reload(worker: Any, receive: Receive, update: WeightsUpdate, layout: CheckpointLayout) -> None:

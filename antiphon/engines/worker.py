@@ -9,11 +9,14 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
+from typing_extensions import override
+
 from antiphon.core.errors import REFUSALS, RequestError, UnsupportedError, UserCodeError, WeightsError, WorkerDiedError
+from antiphon.core.torch_profile import ProfiledWorker
 from antiphon.core.types import MIXED_CACHE, ROUTED_EXPERTS, GenerateRequest, OnUpdate, WeightsUpdate
-from antiphon.core.workers import Worker
 from antiphon.engines.base import ENGINES, OpenEngine
 from antiphon.engines.config import EngineKind
 from antiphon.engines.deltas import Delta
@@ -29,7 +32,7 @@ class WeightsLoaded(NamedTuple):
     loads: int  # calls of `load` that are done: the last of them, and those that it replaced
 
 
-class EngineWorker(Worker):
+class EngineWorker(ProfiledWorker):
     """Runs an `EngineCore` in a worker process."""
 
     def __init__(self, kind: str, model: str, config: EngineKind, channel: str, key: str = "engine.kind") -> None:
@@ -100,6 +103,14 @@ class EngineWorker(Worker):
     def wake(self) -> None:
         """Take the device again."""
         self.core.wake()
+
+    @override
+    def start_profile(self, memory: bool) -> None:
+        getattr(self.core, "start_profile", super().start_profile)(memory)
+
+    @override
+    def write_profile(self, folder: Path, name: str) -> None:
+        getattr(self.core, "write_profile", super().write_profile)(folder, name)
 
     def pause(self) -> None:
         """Do no engine steps until `resume`."""

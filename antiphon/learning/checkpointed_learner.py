@@ -82,7 +82,7 @@ class CheckpointedLearner(ModelWorker):
             if name in kept:  # not of what another stage has, too
                 whole = gather_copies(state, keep=mine(name))
                 moments |= {name: whole} if mine(name) else {}
-        training = {"moments": moments, "updates": self.scheduler.last_epoch, "random": torch.get_rng_state()}
+        training = {"moments": moments, "updates": self._updates_made, "random": torch.get_rng_state()}
         if self.optimizer_config.moments == "8bit":
             training |= {"scales": self._own_scales(), "mesh": mesh.model_dump()}
         sizes: list[dict[str, int]] = [{}]
@@ -109,7 +109,7 @@ class CheckpointedLearner(ModelWorker):
             write_weights(self.model, self._merged(cut.weights), place / shard_file(cut.rank, len(cut.sizes)))
             if self._is_first:
                 if self.config.lora is not None:
-                    lora.save_adapters(cut.adapters, self.config.lora, place / ADAPTER)
+                    lora.save_adapters(cut.adapters, self._names, self.config.lora, place / ADAPTER)
                 write_index(cut.sizes, place)
                 write_config(self.model, self._kind, place)
                 copy_tokenizer(self.model_path, place)
@@ -148,6 +148,10 @@ class CheckpointedLearner(ModelWorker):
                 raise DataError(message, path=directory) from error
         self._set_updates(states[0]["updates"])
         torch.set_rng_state(states[0]["random"])
+
+    @property
+    def _updates_made(self) -> int:
+        return self.scheduler.last_epoch
 
     def _set_updates(self, count: int) -> None:
         """Set the learning-rate schedule to its state after so many updates."""

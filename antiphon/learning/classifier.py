@@ -16,6 +16,7 @@ from antiphon.core.deadlines import fail, succeed
 from antiphon.core.decoder_checks import require_separable_sequences
 from antiphon.core.errors import DataError, UnsupportedError
 from antiphon.core.rpc import AsyncWorker
+from antiphon.core.torch_profile import ProfiledWorker
 from antiphon.core.types import IntArray, Message, Segment
 from antiphon.learning.host_device_copy import to_device
 from antiphon.learning.model.attention import PACKED_ATTENTION
@@ -153,7 +154,7 @@ class _Waiting(NamedTuple):
     score: "asyncio.Future[float]"
 
 
-class ClassifierWorker(AsyncWorker):
+class ClassifierWorker(AsyncWorker, ProfiledWorker):
     """Answers `classify` and `health`."""
 
     def __init__(self, options: ClassifierOptions, threads: int, alone: bool = False) -> None:

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from antiphon.core.config import Config, options_by_kind, parse, unit
-from antiphon.core.errors import ValidatorError
 from antiphon.learning.backend_options import (
     DeepSpeedOptions,
     MegatronOptions,
@@ -51,7 +50,7 @@ class OptimizerConfig(Config):
 
 
 class LoraConfig(Config):
-    """Low-rank adapters. Only they are trained and sent to the engines; the model without them is the reference."""
+    """Low-rank adapters. They are trained and sent to the engines; the model without them is the reference."""
 
     rank: Annotated[int, unit("dimensions")] = Field(16, gt=0)
     """Rank of the adapters."""
@@ -59,6 +58,12 @@ class LoraConfig(Config):
     """Adapters are scaled by alpha / rank."""
     targets: tuple[str, ...] = ()
     """Names of the linear layers that get an adapter, such as q_proj; empty means all."""
+    dropout: Annotated[float, unit("share")] = Field(0.0, ge=0.0, lt=1.0)
+    """Share of the numbers of each adapter's input that an update sets to 0. Engines sample without it, and log-probs that are
+    recorded are computed without it."""
+    modules_to_save: tuple[str, ...] = ()
+    """Names of modules that are trained whole beside the adapters and sent with them, such as embed_tokens, lm_head or norm.
+    The reference has them as they were. Critics train adapters and their own heads alone."""
     quantize: Literal["none", "nf4"] = "none"
     """`nf4` holds the frozen weights of the linear layers in four bits (QLoRA), and needs bitsandbytes. A run begins
     with a copy of the model that is rounded so, and engines and checkpoints have it, too."""
@@ -68,12 +73,20 @@ class LoraConfig(Config):
         """Factor of B A."""
         return self.alpha / self.rank
 
+    def saves(self, parameter: str) -> bool:
+        """Return True if a parameter of this name is in one of `modules_to_save`, which may be the ends of modules' names."""
+        return any(f".{module}." in f".{parameter}" for module in self.modules_to_save)
+
 
 def megatron_problems(learner: "LearnerConfig") -> Iterator[tuple[str, str]]:
     """Yield options that the Megatron learner does not support: (key, message)."""
     mesh = learner.mesh
     unsupported = {
         "freeze": (bool(learner.freeze), "it trains all weights, or adapters"),
+        "lora.modules_to_save": (
+            bool(learner.lora and learner.lora.modules_to_save),
+            "it trains all weights, or adapters",
+        ),
         "activation_offload": (learner.activation_offload, "its layers keep what they need on their device"),
         "cpu_offload": (learner.cpu_offload, "options.distributed_optimizer saves device memory instead"),
         "mesh.replicate": (mesh.replicate > 1, "each rank of mesh.shard has a copy of the weights"),
@@ -128,7 +141,7 @@ class LearnerConfig(Config):
     """Train adapters instead of the weights."""
     freeze: tuple[str, ...] = ()
     """Parameters that are not trained: patterns of their names in the model, such as `model.embed_tokens.*` or
-    `*.mlp.gate.weight`. Critics train all of theirs."""
+    `*.mlp.gate.weight`. With `lora` they get no adapters. Critics train all of theirs."""
     minibatches: Annotated[int, unit("optimizer steps")] = Field(1, gt=0)
     """Number of optimizer steps in one pass over the groups of a training step."""
     epochs: Annotated[int, unit("passes")] = Field(1, gt=0)
@@ -160,8 +173,6 @@ class LearnerConfig(Config):
     @model_validator(mode="after")
     def _possible(self) -> Self:
         _ = self.special
-        if self.freeze and self.lora:
-            raise ValidatorError([("freeze", "cannot be combined with lora, which trains adapters alone")])
         return self
 
     @property

@@ -3,7 +3,7 @@
 import fnmatch
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -13,15 +13,16 @@ from transformers import PreTrainedModel
 
 from antiphon.algorithms.routing import Balance, Routers, find_routers
 from antiphon.core.errors import ConfigError
+from antiphon.core.torch_profile import ProfiledWorker
 from antiphon.core.types import ROUTED_EXPERTS, Pack
 from antiphon.core.vision import VisionEncoder, decoder_of, encoder_parameters, reads_images
-from antiphon.core.workers import Worker
 from antiphon.learning.config import LearnerConfig
 from antiphon.learning.host_device_copy import save_on_host, to_device
 from antiphon.learning.mesh import TIMEOUT, Mesh, connect_store, copy_to_group, gather_from_group, reduce_from_group
 from antiphon.learning.model import lora
 from antiphon.learning.model.attention import CONTEXT_ATTENTION, AttentionReader
 from antiphon.learning.model.attention import PACKED_ATTENTION as PACKED_ATTENTION
+from antiphon.learning.model.dropout import TextDropout, hash_texts
 from antiphon.learning.model.image_inputs import decoder_inputs
 from antiphon.learning.model.loading import Checkpoint, resolve_device
 from antiphon.learning.model.memory_efficient_layers import use_memory_efficient_layers
@@ -53,7 +54,7 @@ def freeze_parameters(model: torch.nn.Module, patterns: Sequence[str]) -> None:
         raise ConfigError("these patterns leave no parameter to train", key="learner.freeze", value=patterns)
 
 
-class ModelWorker(Worker):
+class ModelWorker(ProfiledWorker):
     """Holds a model, or this rank's share of it, and runs it on packs. Subclasses say which model it is.
 
     Attributes:
@@ -103,11 +104,12 @@ class ModelWorker(Worker):
         self.model = self._load()
         self._kind = type(self.model)  # before it is sharded, which makes it another
         self._layers_with_experts = find_routers(self.model)
+        freeze_parameters(self.model, config.freeze)
         if config.lora is not None:
             lora.add_adapters(self.model, config.lora)
             for parameter in self._parameters_beside_adapters():
                 parameter.requires_grad_(True)
-        freeze_parameters(self.model, config.freeze)
+            self._names = lora.tied_names(self.model)
         self.model.train()
         use_memory_efficient_layers(self.model)
         if self._shrinks_base:
@@ -178,9 +180,10 @@ class ModelWorker(Worker):
             return self._run_layers(pack, self._layout(pack), reader)[None]
 
     def _layout(self, pack: Pack) -> PackLayout:
-        """Return the layout of a pack, and set up the routers for its forward."""
+        """Return the layout of a pack, and set up routers and dropout for its forward."""
         layout = PackLayout.of(pack.lengths, pack.parents, self.device, multiple=self.config.mesh.context)
         self._set_expert_routing(pack, layout)
+        self._set_dropout(pack, layout)
         return layout
 
     def _run_layers(self, pack: Pack, layout: PackLayout, reader: AttentionReader | None = None) -> torch.Tensor:
@@ -194,6 +197,39 @@ class ModelWorker(Worker):
                 reader=reader,
                 context=context,
             ).last_hidden_state[0]
+        return self._repeat_dropout(hidden)
+
+    @property
+    def _updates_made(self) -> int:
+        """Number of updates that were made in this phase of training."""
+        return 0
+
+    @cached_property
+    def _dropouts(self) -> list[TextDropout]:
+        """The dropout of each adapter, if there is any."""
+        return [module for module in self.model.modules() if isinstance(module, TextDropout)]
+
+    def _set_dropout(self, pack: Pack, layout: PackLayout) -> None:
+        """Set what adapters drop in the next forward of a pack: nothing without a gradient."""
+        keys = None
+        if self._dropouts and torch.is_grad_enabled():
+            keys = self._tensor(hash_texts(pack, self.seed, self._updates_made))
+            here, _ = self._context(len(layout.positions))
+            keys = F.pad(keys, (0, len(layout.positions) - len(keys)))[here]
+        self._set_dropout_keys(keys)
+
+    def _set_dropout_keys(self, keys: torch.Tensor | None) -> None:
+        for dropout in self._dropouts:
+            dropout.keys = keys
+
+    def _repeat_dropout(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the hidden states; layers that are computed again for their gradient drop what they have dropped now.
+
+        Other packs may have passed in between.
+        """
+        if self._dropouts and hidden.requires_grad:
+            keys = self._dropouts[0].keys
+            hidden.register_hook(lambda _: self._set_dropout_keys(keys))
         return hidden
 
     def _decoder_inputs(self, pack: Pack, layout: PackLayout, here: slice) -> dict[str, Any]:

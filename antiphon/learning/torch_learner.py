@@ -1,8 +1,10 @@
 """The learner of a policy: its loss, its log-probs, its weights made known."""
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
+from itertools import filterfalse
 
 import numpy as np
 import torch
@@ -27,7 +29,7 @@ from antiphon.learning.pack_learner import PackLearner
 from antiphon.learning.parallel.sharding import ShardedModel
 from antiphon.weights.adapters import flatten_adapters
 from antiphon.weights.base import TransferContext, open_channel
-from antiphon.weights.manifest import Adapters, Piece, SentPieces
+from antiphon.weights.manifest import Adapters, Piece, SentPieces, TensorSpec
 from antiphon.weights.reshard import assign_senders, join_updates
 
 
@@ -40,6 +42,11 @@ class TorchLearner(PackLearner):
         model = load_model(self.model_path, attention=self.attention, device=self._load_device)
         head_weight(model)  # or there is none to be had
         return model
+
+    def _load_model(self) -> None:
+        super()._load_model()
+        if self.config.lora is not None:  # or modules whose weights cannot be sent would be found when they first are
+            list(self._trained_tensors())
 
     @property
     def head(self) -> torch.Tensor:
@@ -58,13 +65,18 @@ class TorchLearner(PackLearner):
             return self._publish_pieces(version, transfer, self.shards)
         named, base = self.shards.gather_parameters(), None
         if self.config.lora is not None:
-            pairs = lora.adapter_pairs(self.shards.gather_parameters(trained=True))
-            named = flatten_adapters(rename_as_in_files(self.model, pairs))
-            base = Adapters(self.model_path, self.config.lora.scale)
+            named, base = self._trained_tensors(), Adapters(self.model_path, self.config.lora.scale)
         if self._is_first:
             return open_channel(transfer).send(named, version, base)
         gather_copies({name: tensor.detach for name, tensor in named}, keep=False)
         return WeightsUpdate(version=version, location="", manifest=None)
+
+    def _trained_tensors(self) -> Iterator[tuple[str, TensorSpec]]:
+        """Yield adapters, and what is trained beside them by its names in the files of the base."""
+        trained = dict(self.shards.gather_parameters(trained=True))
+        yield from flatten_adapters(rename_as_in_files(self.model, lora.adapter_pairs(trained.items())))
+        for name in filterfalse(lora.is_adapter, trained):
+            yield from ((stored, trained[name]) for stored in self._base_files.stored_names(self._names[name]))
 
     def _publish_pieces(self, version: int, transfer: TransferContext, shards: ShardedModel) -> WeightsUpdate:
         """Send this rank's pieces; return what all ranks sent together."""
@@ -94,9 +106,19 @@ class TorchLearner(PackLearner):
         return SentPieces(channel.send(((piece.name, held[piece]) for piece in self._pieces), version), self._pieces)
 
     def predict_base(self, packs: list[Pack]) -> list[FloatArray]:
-        """Return log-probs under the model without its adapters, [T] a pack."""
-        with lora.adapters_disabled(self.model):
-            return self.predict(packs)
+        """Return log-probs under the model as it was loaded, without adapters, [T] a pack."""
+        trained = {name: piece for name, piece in self.shards.local_parameters() if piece.requires_grad}
+        saved = {name: trained[name] for name in filterfalse(lora.is_adapter, trained)}
+        asks = {name: partial(self.shards.gather_tensor, name, piece) for name, piece in saved.items()}
+        values = gather_copies(asks, keep=True)
+        try:
+            for name, piece in saved.items():
+                self.shards.scatter_tensor(name, piece, self._base_files[name])
+            with lora.adapters_disabled(self.model):
+                return self.predict(packs)
+        finally:
+            for name, piece in saved.items():
+                self.shards.scatter_tensor(name, piece, values[name])
 
     def logprobs_and_entropies(self, packs: list[Pack]) -> list[FloatArray]:
         """Return log-prob and entropy of each loss token, 0 elsewhere, [T, 2] a pack."""
@@ -128,29 +150,10 @@ class TorchLearner(PackLearner):
             self.shards.run_packs(packs, pass_on, ask)
             return [readers[id(pack)].values() for pack in packs]
 
-    # --- profiles ------------------------------------------------------------------------------------------------------
-
     def check_memory_profile(self) -> None:
         """Raise `ConfigError` if this rank has no GPU whose memory could be profiled."""
         if self.device.type != "cuda":
             raise ConfigError(f"needs CUDA, and the learner runs on {self.device}", key="profile.memory", value=True)
-
-    def start_profile(self, memory: bool) -> None:
-        """Record all operations of this rank until `write_profile`, and with `memory` the allocations on its GPU."""
-        if memory:
-            torch.cuda.memory._record_memory_history()
-        self._profile, self._profiles_memory = torch.profiler.profile(), memory
-        self._profile.start()
-
-    def write_profile(self, folder: Path, name: str) -> None:
-        """Write `name`.json.gz, a Chrome trace, into a folder, and with memory `name`.memory.pickle."""
-        self._profile.stop()
-        folder.mkdir(parents=True, exist_ok=True)
-        self._profile.export_chrome_trace(str(folder / f"{name}.json.gz"))
-        if self._profiles_memory:
-            torch.cuda.memory._dump_snapshot(str(folder / f"{name}.memory.pickle"))
-            torch.cuda.memory._record_memory_history(enabled=None)
-        del self._profile  # which holds all that it recorded
 
     def _backward(self, pack: Pack) -> dict[str, torch.Tensor]:
         targets = self._targets(pack)

@@ -112,6 +112,11 @@ class RunDirectory:
         return self.path / "rollouts"
 
     @property
+    def profile(self) -> Path:
+        """Folder of the profiles of steps."""
+        return self.path / "profile"
+
+    @property
     def logs(self) -> Path:
         """Folder of what workers print."""
         return self.path / "logs"

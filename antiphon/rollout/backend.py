@@ -7,10 +7,12 @@ processes, of which each has a `LocalRollouts`.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 from typing_extensions import override
 
+from antiphon.core.profiles import Profiled
 from antiphon.core.types import AttemptId, OnUpdate, PolicyVersion, Prompt, Sampling, Trajectory, WeightsUpdate
 from antiphon.rollout.attempt import AttemptRunner, UnscoredAttempt
 from antiphon.rollout.engine_state import PoolLoad
@@ -97,6 +99,14 @@ class RolloutBackend:
         """Wake engines that sleep, with the weights they have."""
         raise NotImplementedError
 
+    async def start_profile(self, memory: bool) -> None:
+        """Begin to profile engines and graders; see `core.profiles.Profiled`."""
+        raise NotImplementedError
+
+    async def write_profile(self, folder: Path, prefix: str) -> None:
+        """Write these profiles."""
+        raise NotImplementedError
+
     async def watch(self, refresh: Refresh = keep_weights) -> None:
         """Replace engines that die or hang, with weights from `refresh`; runs until it is cancelled.
 
@@ -116,6 +126,7 @@ class LocalRollouts(RolloutBackend):
         *,
         group_scoring: AttemptRunner | None = None,
         judges: Sequence[EnginePool] = (),
+        profiled: Sequence[Profiled] = (),
     ) -> None:
         """Run attempts with `group_scoring`, where siblings are scored together, and else with `episodes`."""
         self.store: Store | None = None  # keeps payloads elsewhere, and returns trajectories that refer to them
@@ -123,6 +134,7 @@ class LocalRollouts(RolloutBackend):
         self._episodes = episodes
         self._attempts: AttemptRunner = group_scoring or episodes
         self._judges = judges
+        self._profiled = profiled
 
     @property
     @override
@@ -191,6 +203,14 @@ class LocalRollouts(RolloutBackend):
     @override
     async def reclaim_engines(self) -> None:
         await self._pool.wake_all()
+
+    @override
+    async def start_profile(self, memory: bool) -> None:
+        await asyncio.gather(*(each.start_profile(memory) for each in self._profiled))
+
+    @override
+    async def write_profile(self, folder: Path, prefix: str) -> None:
+        await asyncio.gather(*(each.write_profile(folder, prefix) for each in self._profiled))
 
     @override
     async def watch(self, refresh: Refresh = keep_weights) -> None:

@@ -8,11 +8,13 @@ again on the others, as the same attempts; another worker takes its place.
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from typing_extensions import override
 
 from antiphon.core.deadlines import Deadlines
+from antiphon.core.profiles import Profiled
 from antiphon.core.rpc import Answerer, Client, Reply
 from antiphon.core.types import AttemptId, OnUpdate, PolicyVersion, Prompt, Sampling, Trajectory, WeightsUpdate
 from antiphon.core.worker_set import WorkerSet
@@ -118,6 +120,7 @@ class RolloutWorkers(RolloutBackend):
         *,
         report: Callable[[str], None],
         judges: Sequence[EnginePool] = (),
+        profiled: Sequence[Profiled] = (),
     ) -> None:
         """Prepare to start `config.workers` workers.
 
@@ -127,7 +130,9 @@ class RolloutWorkers(RolloutBackend):
             config: Deadlines and the number of restarts.
             report: Receives a message about each worker that died.
             judges: Engines of judges, which all workers ask.
+            profiled: What is profiled beside the workers.
         """
+        self._profiled = profiled
         self._judges = judges
         self._asleep = False  # shared devices are with the learner
         self._stale: asyncio.Queue[RolloutWorker] = asyncio.Queue()
@@ -210,6 +215,21 @@ class RolloutWorkers(RolloutBackend):
     async def reclaim_engines(self) -> None:
         self._asleep = False
         await self._call_all("reclaim_engines")
+
+    @override
+    async def start_profile(self, memory: bool) -> None:
+        await asyncio.gather(
+            self._call_all("start_profile", memory), *(p.start_profile(memory) for p in self._profiled)
+        )
+
+    @override
+    async def write_profile(self, folder: Path, prefix: str) -> None:
+        workers = self._workers
+        calls = ((each, f"{prefix}rollout-{each.number}-") for each in workers.alive)
+        await asyncio.gather(
+            *(workers.unless_dead(each, each.call("write_profile", folder, own)) for each, own in calls),
+            *(each.write_profile(folder, prefix) for each in self._profiled),
+        )
 
     @override
     async def watch(self, refresh: Refresh = keep_weights) -> None:

@@ -70,13 +70,13 @@ class EvaluationConfig(Config):
 
 
 class ProfileConfig(Config):
-    """Profiles of training steps by torch's profiler: what each rank of the learner computes in the stages of a step."""
+    """Profiles of training steps: of models, engines and reward models by torch's profiler, of other graders by Python's."""
 
     steps: tuple[Annotated[int, unit("training step"), Field(gt=0)], ...] = ()
-    """Numbers of the training steps to profile. For each, and for each rank, `profile/step_000003/` in the run's directory gets
-    a Chrome trace."""
+    """Numbers of the training steps to profile. For each, `profile/step_000003/` in the run's directory gets a Chrome trace of
+    each rank of each model and of each engine, and a table of the functions that each grading process called."""
     memory: bool = False
-    """Also write a snapshot of the GPU's memory with all allocations and releases of the step. The learner must use CUDA."""
+    """Also write a snapshot of each GPU's memory with all allocations and releases of the step. The learner must use CUDA."""
 
 
 RoleName = Annotated[str, StringConstraints(pattern="^[a-z][a-z0-9_]*$")]
@@ -255,7 +255,8 @@ class RunConfig(Config):
         if role == "teacher":  # is not trained
             settings = settings.model_copy(update={"lora": None})
         if role != "learner":
-            settings = settings.model_copy(update={"freeze": ()})
+            added = settings.lora and settings.lora.model_copy(update={"modules_to_save": ()})
+            settings = settings.model_copy(update={"freeze": (), "lora": added})
         return settings
 
     def mesh_of(self, role: str) -> str:

@@ -35,6 +35,7 @@ from antiphon.rollout.scheduler import Scheduler
 from antiphon.run.checkpoints import RunCheckpoints
 from antiphon.run.components import Components, Progress
 from antiphon.run.evaluations import Evaluations, evaluate_newest
+from antiphon.run.profiler import profile_rollouts
 from antiphon.run.publisher import LearnerAccess
 from antiphon.run.step_metrics import describe_judges, describe_step
 from antiphon.run.stepping import StepMetrics, Stepper
@@ -243,11 +244,12 @@ class Run:
             began, waited, recorded = _now(), self._waits.seconds("groups"), self._waits.seconds("commit")
             # When stopping, do not ask: if generation is ahead, groups are always ready and the run would never end.
             stopping = self._stopping
-            groups = None if stopping.is_set else await stopping.unless_set(self._next_groups(scheduler))
-            if groups is None:
-                return step - 1
-            waited = self._waits.seconds("groups") - waited
-            metrics = await self._step(owner, step, groups, scheduler)
+            async with profile_rollouts(self.parts, step):
+                groups = None if stopping.is_set else await stopping.unless_set(self._next_groups(scheduler))
+                if groups is None:
+                    return step - 1
+                waited = self._waits.seconds("groups") - waited
+                metrics = await self._step(owner, step, groups, scheduler)
             seconds = max(_now() - began, 1e-9)  # in virtual time a step may take none
             tokens = sum(t.meta.completion_tokens for group in groups for t in group.trajectories)
             metrics |= {

@@ -63,7 +63,7 @@ def activations_per_token(shape: Mapping[str, Any], checkpointing: bool) -> int:
 def memory_estimate(parameters: int, config: RunConfig) -> dict[str, int]:
     """Return the bytes that each part of a run takes on all ranks together, and on each rank of the learner.
 
-    Activations, caches and adapters are not counted.
+    Activations, caches, adapters and what is trained beside these are not counted.
     """
     mesh, (weights, gradients) = config.learner.mesh, config.learner.copies
     reference = config.counts["reference"] * config.learner_of("reference").copies[0]

@@ -21,7 +21,7 @@ OTHER_ROLES = ("reference", "critic", "teacher")
 def learner_memory(model: ModelFacts, config: RunConfig) -> dict[str, int]:
     """Return the bytes on the fullest rank of the learner, at their peak.
 
-    Weights, gradients and moments are exact. With adapters, gradients and moments are left out; on one rank that computes in
+    Weights, gradients and moments are exact. Adapters are left out; with them, on one rank that computes in
     bfloat16 the model's files are taken to be in it, too (`lora.hold_base_in_bfloat16`). With `cpu_offload` none of these is on
     the device. Of the rest there is as much as at the
     worst moment of a backward pass: at the head, in the last layer, or when FSDP sums the gradients of a layer, or of what is
@@ -37,9 +37,9 @@ def learner_memory(model: ModelFacts, config: RunConfig) -> dict[str, int]:
     """
     learner = config.learner
     found = []
-    for share in model.shape.shares(learner.mesh):
-        kept = 0 if learner.cpu_offload else share.held * TRAINED_BYTES
-        trained, moment = 0 if learner.lora else kept, learner.optimizer.moment_bytes / TRAINED_BYTES
+    for share in model.shape.shares(learner.mesh, learner.lora):
+        kept, trained = (0 if learner.cpu_offload else count * TRAINED_BYTES for count in (share.held, share.trained))
+        moment = learner.optimizer.moment_bytes / TRAINED_BYTES
         if _shrinks_base(learner):
             half = TRAINED_BYTES - dtype_bytes(learner.dtype)
             kept -= share.head * half + int(share.linear * (TRAINED_BYTES - NF4_BYTES if _has_nf4(learner) else half))
@@ -233,9 +233,11 @@ def host_memory(model: ModelFacts, config: RunConfig) -> dict[str, int]:
     learner = config.learner
     if not learner.cpu_offload:
         return {}
-    held = max(share.held for share in model.shape.shares(learner.mesh))
-    trained = 0 if learner.lora else TRAINED_BYTES + 2 * learner.optimizer.moment_bytes
-    return {"each learner rank, in host memory": int(held * (TRAINED_BYTES + trained))}
+    each = TRAINED_BYTES + 2 * learner.optimizer.moment_bytes
+    sizes = (
+        share.held * TRAINED_BYTES + share.trained * each for share in model.shape.shares(learner.mesh, learner.lora)
+    )
+    return {"each learner rank, in host memory": int(max(sizes))}
 
 
 def find_misfits(model: ModelFacts, config: RunConfig, device: Device) -> Iterator[str]:

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from antiphon.learning.config import LoraConfig
 from antiphon.learning.mesh_config import MeshConfig
 from antiphon.learning.model.loading import build_on_meta
+from antiphon.learning.model.lora import tied_names
 from antiphon.learning.parallel.tensor_parallel import COLUMNS, GATHERED, ROWS, SPLIT
 
 
@@ -23,6 +25,7 @@ class Weight:
     """A parameter of the model, and how the learner shards it."""
 
     shape: tuple[int, ...]
+    names: tuple[str, ...] = ()  # several if it is tied
     layers: tuple[int, ...]  # layers whose rank holds it: its own, the first or the last
     in_layer: bool = True  # not an embedding, a head or a final norm
     tensor_dim: int | None = None  # dimension that `mesh.tensor` divides
@@ -46,12 +49,13 @@ class RankShare(NamedTuple):
     """The parameters of one rank of the learner, in numbers."""
 
     held: int  # at all times
+    trained: int  # of those held
     computed: int  # gathered: of its layers and outside of layers
     around: int  # of these, outside of layers
     layer: int  # of these, in the largest layer
     experts: int  # of these, in experts
-    linear: int  # of those held, in linear layers of decoder layers
-    head: int  # of those held, in a head that is not tied to the embedding
+    linear: int  # of those not trained, in linear layers of decoder layers
+    head: int  # of those not trained, in a head that is not tied to the embedding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +112,12 @@ class Architecture:
         """Numbers in the KV cache per token."""
         return 2 * self.layers * self.key_heads * self.head
 
-    def shares(self, mesh: MeshConfig) -> list[RankShare]:
-        """Return the share of the first rank of each pipeline stage, as `ShardedModel` shards the model."""
+    def shares(self, mesh: MeshConfig, lora: LoraConfig | None = None) -> list[RankShare]:
+        """Return the share of the first rank of each pipeline stage, as `ShardedModel` shards the model, without adapters."""
+
+        def is_trained(weight: Weight) -> bool:
+            return lora is None or any(map(lora.saves, weight.names))
+
         found = []
         per = self.layers // (mesh.pipeline * mesh.pipeline_chunks) or 1
         for place in range(mesh.pipeline):
@@ -122,15 +130,17 @@ class Architecture:
             for weight in own:
                 sizes[weight.layers[0] if weight.in_layer else -1] += weight.count_on_rank(mesh, gathered=True)
             around = sizes.pop(-1, 0)
+            linear = [weight for weight in own if weight.is_linear and not is_trained(weight)]
             found.append(
                 RankShare(
                     held=sum(weight.count_on_rank(mesh) for weight in own),
+                    trained=sum(weight.count_on_rank(mesh) for weight in own if is_trained(weight)),
                     computed=around + sizes.total(),
                     around=around,
                     layer=max(sizes.values(), default=0),
                     experts=sum(weight.count_on_rank(mesh, gathered=True) for weight in own if weight.is_expert),
-                    linear=sum(weight.count_on_rank(mesh) for weight in own if weight.is_linear and weight.in_layer),
-                    head=sum(weight.count_on_rank(mesh) for weight in own if weight.is_linear and not weight.in_layer),
+                    linear=sum(weight.count_on_rank(mesh) for weight in linear if weight.in_layer),
+                    head=sum(weight.count_on_rank(mesh) for weight in linear if not weight.in_layer),
                 )
             )
         return found
@@ -164,9 +174,11 @@ def _read_weights(model: Any) -> Iterator[Weight]:
         if parameter.dim() == 3
     }
     linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)} - {id(embedding.weight)}
-    for parameter in model.parameters():
+    for names in tied_names(model).values():
+        parameter = model.get_parameter(names[0])
         key = id(parameter)
         yield Weight(
+            names=tuple(names),
             shape=tuple(parameter.shape),
             layers=layer_of.get(key) or ends.get(key) or last,
             in_layer=key in layer_of,

@@ -1,4 +1,4 @@
-"""Weights as low-rank adapters to a base model that all ends have on disk: only the adapters travel."""
+"""Weights as low-rank adapters to a base model that all ends have on disk: the adapters travel, and weights trained whole."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -42,11 +42,11 @@ def apply_adapters(
     """Yield the weights of the base by name, with adapters merged; without adapters yield `tensors` as they are.
 
     Args:
-        tensors: Adapter factors named as by `flatten_adapters`, or whole weights.
-        adapters: The base and the scale; None if `tensors` are whole weights.
+        tensors: Adapter factors named as by `flatten_adapters`, and whole weights in place of the base's.
+        adapters: The base and the scale; None if `tensors` are all weights.
 
     Raises:
-        WeightsError: If an adapter belongs to a weight that the base does not have.
+        WeightsError: If a tensor belongs to a weight that the base does not have.
     """
     if adapters is None:
         yield from tensors
@@ -55,11 +55,13 @@ def apply_adapters(
     for file in list_weight_files(Path(adapters.base)):
         with safe_open(file, "pt") as base:
             for name in base.keys():  # noqa: SIM118 - it is no mapping
-                weight = base.get_tensor(name)
+                weight = parts.pop(name) if name in parts else base.get_tensor(name)
                 if name + A in parts:
                     a, b = parts.pop(name + A), parts.pop(name + B)
                     weight = merge_adapter(weight.to(a.device), a, b, adapters.scale)
                 yield name, weight
     if parts:
-        name = min(parts).rpartition("/")[0]
-        raise WeightsError(f"{adapters.base} has no weight {name!r}, but an adapter for it came", tensor=name)
+        name = min(parts).partition("/")[0]
+        raise WeightsError(
+            f"{adapters.base} has no weight {name!r}, but an adapter or a value for it came", tensor=name
+        )

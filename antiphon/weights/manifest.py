@@ -61,7 +61,7 @@ class Manifest:
     tensors: tuple[TensorLayout, ...]
     size: int  # bytes of the buffer
     digest: int
-    adapters: Adapters | None = None  # set if the tensors are adapters and not whole weights
+    adapters: Adapters | None = None  # set if the tensors are adapters, and not all weights
 
 
 @dataclass(frozen=True, slots=True)

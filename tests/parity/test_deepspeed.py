@@ -14,16 +14,22 @@ from transformers import AutoModelForCausalLM
 from antiphon.core.types import Streams, Update
 from antiphon.inspect.audit import audit
 from antiphon.learning.config import LearnerConfig, OptimizerConfig
+from antiphon.learning.mesh_config import MeshConfig
+from antiphon.learning.parallel.rank_group import RankGroup
 from tests.parity.test_meshes import (
+    ADDED,
     ALGORITHM,
     alone,
     apart,
     asked,
+    batch_for,
     deviations,
     idle,
     kept,
     leaves_its_device,
     on_mesh,
+    opened,
+    packs,
     saved_models,
     shares_its_devices,
     trained,
@@ -153,13 +159,40 @@ def test_ranks_learn_what_one_does(bench, models, references, measured, model, r
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_ranks_learn_adapters_as_one_does(bench, models, stage):
     runner, members = bench
-    lora = {"lora": {"rank": 4}}
+    lora = {"lora": ADDED}
     ours = runner.run(trained(members, models["llama"], {"shard": 2}, **zero(stage), **lora))
     theirs = alone({"llama": models["llama"]}, **lora)["llama"]
-    assert all("lora" in name for name in ours["gradient"])
+    assert {kind for name in ours["gradient"] for kind in ("lora", "norm", "embed") if kind in name} == {
+        "lora",
+        "norm",
+        "embed",
+    }
     assert apart(ours["gradient"], theirs["gradient"]) <= 1e-5
     assert apart(ours["moved"], theirs["moved"]) <= 1e-5
     assert ours["curve"] == pytest.approx(theirs["curve"], rel=1e-4, abs=1e-6)
+
+
+async def learns_between_questions(members, model, **config):
+    """What ranks say with adapters and without, after two updates each."""
+    members, ranks = await opened(members, model, {"shard": 2}, **config)
+    learner = RankGroup(members, ranks)
+    for _ in range(2):
+        await learner.call("descend", ALGORITHM, batch_for(ranks))
+        said = [await learner.call(method, packs()) for method in ("predict", "predict_base")]
+    return said
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_ranks_know_the_base_of_adapters_as_one_does(bench, models, stage):
+    """Asked between updates, it leaves no trace: neither in parameters nor in the optimiser's copies of them."""
+    (runner, members), one = bench, Workbench()
+    ours = runner.run(learns_between_questions(members, models["llama"], **zero(stage, lora=ADDED)))
+    one.open(models["llama"], LearnerConfig(lora=ADDED), 0, "")
+    for _ in range(2):
+        one.descend(ALGORITHM, batch_for(MeshConfig()))
+    for method, said in zip(("predict", "predict_base"), ours, strict=True):
+        for mine, theirs in zip(said, getattr(one.learner, method)(packs()), strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("config", [zero(2), zero(3), zero(3, gradient_checkpointing=True)], ids=str)

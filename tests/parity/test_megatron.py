@@ -190,7 +190,7 @@ ADAPTED = [
 @pytest.mark.parametrize(("model", "mesh", "how"), ADAPTED, ids=str)
 def test_it_learns_adapters_as_torch_does(bench, one, models, tmp_path, model, mesh, how):
     (runner, members), (other, alone) = bench, one
-    added = {"lora": {"rank": 4}}
+    added = {"lora": {"rank": 4, "dropout": 0.2}}
     theirs, ours = (
         other.run(trained(alone, models[model], {}, **added)),
         runner.run(trained(members, models[model], mesh, **PLAIN, **added)),

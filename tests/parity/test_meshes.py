@@ -477,7 +477,9 @@ ADAPTED = [
     ("llama", {"shard": 2, "tensor": 2}),
     ("llama", {"pipeline": 2}),
     ("phi3", {"tensor": 2}),
+    ("qwen3", {"context": 2}),
 ]
+ADDED = {"rank": 4, "dropout": 0.2, "modules_to_save": ["embed_tokens", "input_layernorm"]}
 
 
 @pytest.mark.parametrize(
@@ -485,9 +487,14 @@ ADAPTED = [
 )
 def test_ranks_learn_adapters_as_one_does(bench, models, tmp_path, model, mesh):
     runner, members = bench
-    lora = {"lora": {"rank": 4}}
-    alone, ours = (runner.run(trained(members, models[model], on, **lora)) for on in ({}, mesh))
-    assert all("lora" in name for name in alone["gradient"])
+    lora = {"lora": ADDED}
+    how = {"gradient_checkpointing": True, **lora}  # while other packs are under way in a pipeline
+    alone, ours = (runner.run(trained(members, models[model], on, **given)) for on, given in (({}, lora), (mesh, how)))
+    assert {kind for name in alone["gradient"] for kind in ("lora", "norm", "embed") if kind in name} == {
+        "lora",
+        "norm",
+        "embed",
+    }
     assert apart(ours["gradient"], alone["gradient"]) <= 1e-5
     assert apart(ours["moved"], alone["moved"]) <= 1e-5
     assert ours["curve"] == pytest.approx(alone["curve"], rel=1e-4, abs=1e-6)
@@ -514,10 +521,12 @@ async def adapted(members, model, mesh, exchange, **config):
 @pytest.mark.parametrize("mesh", [{"shard": 2}, pytest.param({"pipeline": 2}, marks=pytest.mark.long)], ids=str)
 def test_ranks_send_adapters_and_know_their_base_as_one_does(bench, models, tmp_path, mesh):
     runner, members = bench
-    alone, ours = (runner.run(adapted(members, models["llama"], on, TransferContext(tmp_path))) for on in ({}, mesh))
+    alone, ours = (
+        runner.run(adapted(members, models["llama"], on, TransferContext(tmp_path), lora=ADDED)) for on in ({}, mesh)
+    )
     (expected, base, said, of_base), (found, same, *others) = alone, ours
     assert apart(found, expected) <= 1e-5 and all(array.any() for array in expected.values())
-    assert same == base
+    assert same == base and {"model.embed_tokens.weight", "model.layers.3.input_layernorm.weight"} < expected.keys()
     for mine, theirs in zip([*others[0], *others[1]], [*said, *of_base], strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
     assert not any(np.allclose(with_them, without, atol=1e-4) for with_them, without in zip(said, of_base, strict=True))

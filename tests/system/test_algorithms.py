@@ -169,12 +169,12 @@ def test_fine_tuning_alone_needs_nothing_beside_the_model(project):
     assert load(project.folder / "runs" / "run" / "config.yaml", model=RunConfig).critic is None
 
 
-@pytest.mark.parametrize("quantize", ["none", "nf4"])
-def test_adapters_in_a_whole_run(project, quantize):
+@pytest.mark.parametrize("added", [{}, {"quantize": "nf4"}, {"modules_to_save": ["embed_tokens", "norm"]}], ids=str)
+def test_adapters_in_a_whole_run(project, added):
     """Engines say what the learner says; the reference is the model without them; what is kept is a model directory."""
     given = sections(project, "grpo", kl={"coefficient": 0.1})
     given["rollout"]["async_ratio"] = 0
-    learner = {"lora": {"rank": 4, "quantize": quantize}, "optimizer": {"learning_rate": 1e-2}}
+    learner = {"lora": {"rank": 4, **added}, "optimizer": {"learning_rate": 1e-2}}
     assert train(project, "steps=3", **given, learner=learner, checkpoint={"every": 1}) == 0
     steps = project.metrics()
     assert all(abs(step["learner/mismatch_kl"]) < 1e-6 for step in steps)
@@ -182,6 +182,16 @@ def test_adapters_in_a_whole_run(project, quantize):
     assert train_on(project, "steps=5") == 0 and len(project.metrics()) == 5
     place = max((project.folder / "runs" / "run" / "checkpoints").iterdir())
     assert AutoModelForCausalLM.from_pretrained(place) and (place / "adapter" / "adapter_config.json").is_file()
+
+
+def test_dropout_is_no_fault_of_a_run(project):
+    """Updates differ from what engines sampled; the first reference, recorded without dropout, is what they sampled."""
+    given = sections(project, "grpo", kl={"coefficient": 0.1})
+    learner = {"lora": {"rank": 4, "dropout": 0.2}, "optimizer": {"learning_rate": 1e-2}}
+    assert train(project, "steps=3", **given, learner=learner) == 0
+    first, *later = project.metrics()
+    assert first["learner/mismatch_kl"] < 1e-6 < max(step["learner/mismatch_kl"] for step in later)
+    assert audit(project.folder / "runs" / "run").violations == []
 
 
 def train_on(project, *overrides):

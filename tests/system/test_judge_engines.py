@@ -68,14 +68,19 @@ def test_judge_engines_scale_with_load(project):
 
 
 def test_rollout_workers_share_the_judges(project):
-    """Each has rewards of its own, which ask the same engines; those are the controller's."""
+    """Each has rewards of its own, which ask the same engines; those are the controller's, as a profile shows."""
     sections = {"rollout": {"workers": 2}, "engine": {"replicas": 2, "slots": 2}, "weights": {"channel": "distributed"}}
+    sections |= {"profile": {"steps": [2]}}
     done = project.run("train", config(project, steps=2, **sections))
     assert done.returncode == 0, done.stderr
     for line in project.metrics():
         assert line["reward/part/digits/same"] == line["reward/part/digits/asked"] == 1.0
     run = project.folder / "runs" / "run"
     assert len([*run.rglob("judge-digits-*.log")]) == 1
+    traces = {file.name for file in (run / "profile" / "step_000002").glob("*.json.gz")}
+    assert traces == {
+        f"{name}.json.gz" for name in ("judge-digits-0", "learner", "rollout-0-engine-0", "rollout-1-engine-0")
+    }
     assert not audit(run).violations
 
 

@@ -23,8 +23,6 @@ from antiphon.learning.objectives.pairs import PreferenceLearner, RewardLearner
 from antiphon.offline import run as offline
 from antiphon.offline.config import DistillConfig, DpoConfig, RewardModelConfig
 from antiphon.offline.run import batches
-from antiphon.run import commands
-from antiphon.run.config import RunConfig
 from antiphon.tasks.config import PairsConfig
 from antiphon.tasks.prompts import load_examples
 from antiphon.tasks.rendering import Renderer
@@ -105,7 +103,7 @@ def test_a_reward_model_learns_what_is_preferred_and_grades(project, pairs):
 
 
 def test_the_four_models_of_rlhf(project, pairs):
-    """A policy, its reference, a critic, and a reward model that was trained here."""
+    """A policy, its reference, a critic, and a reward model that was trained here; a profile has them all."""
     _, _, model = run(project, "reward-model", "epochs=3", data=prompts(pairs))
     task = {
         "name": "rlhf",
@@ -120,8 +118,13 @@ def test_the_four_models_of_rlhf(project, pairs):
         algorithm={"recipe": "ppo", "kl": {"coefficient": 0.05, "place": "reward"}},
         critic={"optimizer": {"learning_rate": 1e-2}},
         grading={"deadline": 60},
+        profile={"steps": [2]},
     )
-    assert commands.train(load(path, ("cluster.debug=true", "record.live=off"), model=RunConfig)) == 0
+    done = project.run("train", path)
+    assert done.returncode == 0, done.stderr
+    traces = (project.folder / "runs" / "rlhf" / "profile" / "step_000002").glob("*.json.gz")
+    models = ("critic-0", "engine-0", "learner", "reference", "reward-model-0-0")
+    assert sorted(trace.name for trace in traces) == [f"{name}.json.gz" for name in models]
     steps = project.metrics("rlhf")
     assert len(steps) == 3
     for step in steps:

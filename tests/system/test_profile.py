@@ -1,4 +1,4 @@
-"""`profile`: torch's profiler on chosen steps of whole runs."""
+"""`profile`: chosen steps of whole runs, a file a process of each role."""
 
 import gzip
 import json
@@ -13,6 +13,7 @@ from antiphon.run.config import RunConfig
 pytestmark = pytest.mark.system
 
 ONE, MESH = ["learner"], ["learner-rank-0", "learner-rank-1"]
+TRACE, TABLE = ".json.gz", ".txt"
 
 
 def read_operations(path) -> set[str]:
@@ -27,19 +28,31 @@ def list_files(project, name="run"):
 
 
 @pytest.mark.parametrize(
-    ("mesh", "rollout", "ranks"),
-    [({}, {}, ONE), ({}, {"workers": 1}, ONE), ({"shard": 2}, {}, MESH), ({"pipeline": 2}, {}, MESH)],
+    ("mesh", "rollout", "ranks", "beside"),
+    [
+        ({}, {}, ONE, ""),
+        ({}, {"workers": 1}, ONE, "rollout-0-"),
+        ({"shard": 2}, {}, MESH, ""),
+        ({"pipeline": 2}, {}, MESH, ""),
+    ],
     ids=["one rank", "rollout workers", "sharded", "pipeline"],
 )
-def test_each_rank_writes_a_trace_of_each_step(project, mesh, rollout, ranks):
+def test_each_process_writes_a_file_of_each_step(project, mesh, rollout, ranks, beside):
     sections = {"model": {"path": "mytask:build_deep"}, "learner": {"mesh": mesh}, "rollout": rollout}
     done = project.run("train", project.config(**sections, steps=3, profile={"steps": [1, 3]}))
     assert done.returncode == 0, done.stderr
-    assert list_files(project) == [f"step_00000{step}/{rank}.json.gz" for step in (1, 3) for rank in ranks]
+    files = [*(f"{rank}{TRACE}" for rank in ranks), f"{beside}engine-0{TRACE}", f"{beside}grading-0-process-1{TABLE}"]
+    assert list_files(project) == sorted(f"step_00000{step}/{file}" for step in (1, 3) for file in files)
+    folder = project.folder / "runs" / "run" / "profile" / "step_000003"
     for rank in ranks:
-        found = read_operations(project.folder / "runs" / "run" / "profile" / "step_000003" / f"{rank}.json.gz")
+        found = read_operations(folder / f"{rank}{TRACE}")
         assert {"aten::mm", "autograd::engine::evaluate_function: MmBackward0"} <= found
         assert any(name.startswith("Optimizer.step") or "adamw" in name for name in found)
+    sampled = read_operations(folder / f"{beside}engine-0{TRACE}")
+    assert "aten::mm" in sampled or "aten::linear" in sampled
+    assert not any("Backward" in name for name in sampled)
+    table = (folder / f"{beside}grading-0-process-1{TABLE}").read_text()
+    assert "cumtime" in table and "mytask.py" in table
 
 
 def train(project, *overrides, **sections) -> None:
@@ -59,7 +72,7 @@ def test_a_profile_changes_nothing_that_is_learned(project):
         for name in ("profiled", "plain")
     ]
     assert weights[0] == weights[1]
-    assert list_files(project, "profiled") == ["step_000002/learner.json.gz"]
+    assert "step_000002/engine-0.json.gz" in list_files(project, "profiled")  # threads of one process have one trace
     assert not (project.folder / "runs" / "plain" / "profile").exists()
 
 

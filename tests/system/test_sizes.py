@@ -17,6 +17,7 @@ from transformers import (
 from antiphon.core.config import load
 from antiphon.core.errors import ConfigError
 from antiphon.learning.config import LearnerConfig
+from antiphon.learning.model.lora import is_adapter
 from antiphon.learning.model.quantized_base import is_quantized
 from antiphon.learning.torch_learner import TorchLearner
 from antiphon.run.config import RunConfig
@@ -145,23 +146,27 @@ def test_offloading_takes_the_time_of_the_copies():
     assert seconds[1] > 100 * seconds[0]
 
 
+@pytest.mark.parametrize("saved", [[], ["embed_tokens"], ["lm_head", "layers.1"]])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_base_of_four_bits_takes_what_is_said(dtype, tmp_path):
+def test_a_base_of_four_bits_takes_what_is_said(dtype, saved, tmp_path):
     shape = SHAPE | {"hidden_size": 64, "intermediate_size": 256}
     LlamaForCausalLM(LlamaConfig(**shape)).bfloat16().save_pretrained(tmp_path)
     given = [f"learner.dtype={dtype}", "learner.mesh={shard: 1}", "learner.lora={rank: 4, quantize: nf4}"]
+    given.append(f"learner.lora.modules_to_save={saved}")
     model = ModelFacts(shape=Architecture.read(tmp_path), prompt_tokens=(10,))
-    learner = TorchLearner(
-        str(tmp_path), LearnerConfig(device="cpu", dtype=dtype, lora={"rank": 4, "quantize": "nf4"}), 0
-    )
-    held = 0
+    added = {"rank": 4, "quantize": "nf4", "modules_to_save": saved}
+    learner = TorchLearner(str(tmp_path), LearnerConfig(device="cpu", dtype=dtype, lora=added), 0)
+    held = whole = 0
     for name, parameter in learner.model.named_parameters():
-        if not parameter.requires_grad:
+        whole += parameter.nbytes if parameter.requires_grad and not is_adapter(name) else 0
+        if not is_adapter(name):
             held += parameter.nbytes
         if is_quantized(learner.model, name):
             state = parameter.quant_state
             held += state.absmax.nbytes
-    assert learner_memory(model, config(*given))["weights"] == pytest.approx(held, rel=0.01)
+    found = learner_memory(model, config(*given))
+    assert found["weights"] == pytest.approx(held, rel=0.01)
+    assert found["gradients"] == whole == found["moments"] / 2 and bool(saved) == bool(whole)
 
 
 def test_a_cache_takes_what_there_is_or_all_that_it_may_need():

@@ -11,6 +11,7 @@ from antiphon.engines.config import EngineConfig
 from antiphon.engines.server import ServerEngine
 from tests.servers import vllm
 from tests.system.test_bad_input import wait_for_line
+from tests.system.test_profile import read_operations
 
 
 @pytest.fixture(scope="module")
@@ -40,18 +41,21 @@ def train(project, python, rollout, **sections):
 
 
 def test_in_step_with_the_learner_log_probs_are_the_learner_s(project, vllm_python):
-    """At a learning rate at which one missed update would show."""
-    steps = train(project, vllm_python, {"async_ratio": 0})
+    """At a learning rate at which one missed update would show, and in a step that is profiled."""
+    steps = train(project, vllm_python, {"async_ratio": 0}, profile={"steps": [2]})
+    assert read_operations(project.folder / "runs" / "run" / "profile" / "step_000002" / "engine-0.json.gz")
     assert [step["age/max"] for step in steps] == [0, 0, 0]
     assert all(abs(step["learner/mismatch_kl"]) < 1e-6 for step in steps)
 
 
 def test_an_engine_on_two_devices(project, vllm_python):
-    """Here each is a process on cores; both are given the weights."""
+    """Here each is a process on cores; both are given the weights, and profiled."""
     options = {"tensor_parallel_size": 2}
     engine = {"kind": "vllm", "python": vllm_python, "max_length": 256, "slots": 4, "options": options}
-    steps = train(project, vllm_python, {"async_ratio": 0}, engine=engine)
+    steps = train(project, vllm_python, {"async_ratio": 0}, engine=engine, profile={"steps": [2]})
     assert all(abs(step["learner/mismatch_kl"]) < 1e-6 for step in steps)
+    folder = project.folder / "runs" / "run" / "profile" / "step_000002"
+    assert all(read_operations(folder / f"engine-0-rank-{rank}.json.gz") for rank in (0, 1))
 
 
 def test_a_pool_of_vllm_s_and_our_own_engine(project, vllm_python):

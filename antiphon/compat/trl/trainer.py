@@ -40,6 +40,8 @@ LORA = {
     "r",
     "lora_alpha",
     "target_modules",
+    "lora_dropout",
+    "modules_to_save",
     "peft_type",
     "task_type",
 }  # of peft's LoraConfig; others must be as by default
@@ -232,6 +234,8 @@ def _map_lora(config: Any) -> dict[str, Any]:
     return {
         "rank": given.get("r", 8),
         "alpha": float(given.get("lora_alpha", 8)),
+        "dropout": given.get("lora_dropout", 0.0),
+        "modules_to_save": given.get("modules_to_save") or [],
         "targets": [] if targets == "all-linear" else [targets] if isinstance(targets, str) else sorted(targets),
     }
 

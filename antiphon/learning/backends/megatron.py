@@ -89,6 +89,7 @@ class MegatronBackend(OffloadingLearner):
         source = self._load()
         if self.config.lora is not None:
             lora.add_adapters(source, self.config.lora)
+            self._names = lora.tied_names(source)
         for key, message in megatron_incompatibilities(source.config.to_dict(), self.config.mesh):
             raise UnsupportedError(f"learner.{key}: {message}", key=f"learner.{key}")
         self._kind = type(source)
@@ -141,7 +142,7 @@ class MegatronBackend(OffloadingLearner):
             # Which goes to attention as it is.
             attention_bias=AttentionInputs(self.attention, layout, reader, context, self._windows),
         )
-        return hidden[:, 0].float()
+        return self._repeat_dropout(hidden[:, 0].float())
 
     def _embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the token embeddings, [n, 1, H]. The row of the padding token gets no gradient, as in transformers."""

@@ -1,6 +1,6 @@
 """Low-rank adapters of Megatron-Core's linear layers, of which one may be several of Hugging Face's. Imports no megatron.
 
-The layers that peft has added to the Hugging Face model say whether adapters are enabled.
+The layers that peft has added to the Hugging Face model say whether adapters are enabled, and have their dropout.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -43,6 +43,8 @@ class LinearAdapters(nn.Module):
             made.A = nn.Parameter(weight.new_empty(rank, weight.shape[1]))
             made.B = nn.Parameter(weight.new_empty(adapted.rows(weight).numel() // weight.shape[1], rank))
             self.add_module(adapted.name, made)
+            if by_columns and group is not None:  # this rank's columns of the input, of as many on each
+                adapted.layer.lora_dropout[NAME].first = group.rank() * weight.shape[1]
         linear.register_forward_hook(self._add)
 
     def _add(self, linear: nn.Module, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, Any]) -> Any:
@@ -54,7 +56,7 @@ class LinearAdapters(nn.Module):
         spread = out.new_zeros(out.shape[-1], len(hidden))
         for adapted in enabled:
             pair: Any = self.get_submodule(adapted.name)
-            low = F.linear(hidden, pair.A)
+            low = F.linear(adapted.layer.lora_dropout[NAME](hidden), pair.A)
             if self._group is not None:
                 low = (reduce_from_group if self._by_columns else copy_to_group)(low, self._group)
             rows = adapted.rows(spread)

@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +211,19 @@ class Checkpoint(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self._sources)
+
+    def stored_names(self, names: Iterable[str]) -> list[str]:
+        """Return the names of the tensors in the files that hold a parameter, which may be tied and have several names.
+
+        Raises:
+            UnsupportedError: The files hold it in pieces.
+        """
+        sources = [self._sources[name] for name in names]
+        for name, converter, _ in sources:
+            if converter is not None:
+                message = f"learner.lora.modules_to_save: files hold {name} in pieces, which cannot be trained beside adapters"
+                raise UnsupportedError(message, key="learner.lora.modules_to_save", value=name)
+        return sorted({key for _, _, parts in sources for _, key in parts})
 
     @property
     def incompatibilities(self) -> list[str]:

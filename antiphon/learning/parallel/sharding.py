@@ -116,6 +116,9 @@ class ShardedModel(WholeModel):
             cut, whole = ("lora_A", "lora_B") if dim else ("lora_B", "lora_A")
             self._cut_in(f"{name}.{cut}.{lora.NAME}", getattr(module, cut)[lora.NAME], dim)
             self._partial.append(f"{name}.{whole}.{lora.NAME}.weight")
+            if dim:  # dropout of columns that other ranks have, too, must be that of one rank
+                sizes = self._cut[f"{name}.{cut}.{lora.NAME}.weight"][1]
+                module.lora_dropout[lora.NAME].first = sum(sizes[: self.mesh.coordinate("tensor")])
 
     def _divide_vocabulary(self) -> None:
         model, mesh = self.model, self.mesh

@@ -4,9 +4,11 @@ import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 
+from antiphon.core.profiles import ProfiledHandles
 from antiphon.core.rpc import Client
 from antiphon.core.types import Message
 from antiphon.core.worker_set import DeadlyCallError, WorkerSet
+from antiphon.core.workers import WorkerHandle
 from antiphon.run.device_assignment import AssignDevices, device_assigner, reassign
 from antiphon.run.launch.context import LaunchContext
 from antiphon.tasks.base import UnreachableError
@@ -30,13 +32,16 @@ async def _start_set(
     context: LaunchContext, number: int, options: ClassifierOptions, assign: AssignDevices, stack: AsyncExitStack
 ) -> Classify:
     rollout, serials = context.config.rollout, itertools.count()
+    handles: dict[int, WorkerHandle] = {}
+    context.profiled.append(ProfiledHandles(handles.values))
 
     async def start(worker: int) -> Client:
         name = f"reward-model-{number}-{next(serials)}"
         place = reassign(assign, worker, name).place
         threads = max(len(place.cores), 1) if place else 1
         args = (options, threads, rollout.deterministic)
-        client = Client(context.cluster.spawn(name, CLASSIFIER_WORKER, *args, place=place))
+        handles[worker] = context.cluster.spawn(name, CLASSIFIER_WORKER, *args, place=place)
+        client = Client(handles[worker])
         await client.started_or_killed()
         return client
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from antiphon.cluster.base import CLUSTERS, Cluster
 from antiphon.cluster.placement import Placement
 from antiphon.core.deadlines import Deadlines
+from antiphon.core.profiles import Profiled
 from antiphon.learning.roles import Ask
 from antiphon.record.events import Events
 from antiphon.run.config import RunConfig
@@ -26,6 +27,7 @@ class LaunchContext:
         events: Records what engines do.
         report: Receives messages for the user.
         roles: What asks each role of the user's own.
+        profiled: Engines and graders, which the start of each adds.
     """
 
     cluster: Cluster
@@ -35,6 +37,7 @@ class LaunchContext:
     events: Events = field(default_factory=Events)
     report: Callable[[str], None] = print
     roles: Mapping[str, Ask] = field(default_factory=dict)
+    profiled: list[Profiled] = field(default_factory=list)
 
 
 @asynccontextmanager

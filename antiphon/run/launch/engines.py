@@ -9,6 +9,7 @@ from pathlib import Path
 from antiphon.cluster.base import Cluster
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError, StallError, WorkerDiedError
+from antiphon.core.workers import WorkerHandle
 from antiphon.engines.base import InferenceEngine
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.remote_engine import RemoteEngine
@@ -106,6 +107,11 @@ class EngineStarter:
                         raise  # it died as it started, which the pool reports
                     lost = error
         raise lost
+
+    @property
+    def workers(self) -> list[WorkerHandle]:
+        """The workers of engines that live, without servers."""
+        return [each.handle for each in self._engines.values() if isinstance(each, RemoteEngine) and not each.dead]
 
     async def close(self, engine: InferenceEngine) -> None:
         """End an engine that has left its pool; its index is free then."""

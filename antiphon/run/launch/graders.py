@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from antiphon.core.errors import ConfigError, WorkerDiedError
+from antiphon.core.profiles import ProfiledHandles
 from antiphon.core.rpc import Answerer
 from antiphon.rollout.judge import make_generate
 from antiphon.rollout.pool import EnginePool
@@ -75,6 +76,8 @@ async def start_graders(context: LaunchContext, judges: Judges | None = None) ->
             judges.remote,
             partial(_make_pools, context),
         )
+        context.profiled.append(router)
+        stack.callback(context.profiled.remove, router)
         yield Graders(await stack.enter_async_context(router), judges)
 
 
@@ -154,6 +157,7 @@ async def _start_judge(
     starter = EngineStarter(
         context.cluster, name, model, engine, assign_devices=assign, idle_seconds=judge.idle_seconds
     )
+    context.profiled.append(ProfiledHandles(lambda: starter.workers))
     events = context.events.for_pool(name)
     pool, longest = await start_engines(starter, rollout, context.deadlines, events, context.report)
     return pool, make_generate(pool, Renderer(model), longest, judge.max_tokens)

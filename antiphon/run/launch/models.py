@@ -10,6 +10,7 @@ from typing import Any
 from antiphon.algorithms.declarations import declaration_of
 from antiphon.algorithms.registry import resolve_advantage, resolve_loss
 from antiphon.core.errors import ConfigError
+from antiphon.core.profiles import ProfiledHandles
 from antiphon.core.rng import derive
 from antiphon.core.types import REFERENCE_LOGPROBS
 from antiphon.core.workers import WorkerHandle
@@ -94,8 +95,8 @@ def make_local_training(
         recorder = TokenRecorder(names=names, learner=models.learner, run=run, lineage=record.lineage)
         pipeline.stages = [recorder.measure, *pipeline.stages, recorder.write]
     if config.profile.steps and record is not None:
-        ranks = workers[: config.learner.mesh.world]  # the learner's are started first
-        profiler = StepProfiler(config=config.profile, ranks=ranks, directory=record.directory.path / "profile")
+        ranks = ProfiledHandles(lambda: workers)
+        profiler = StepProfiler(config=config.profile, models=ranks, directory=record.directory.profile)
         pipeline.stages = [profiler.start, *pipeline.stages, profiler.write]
     return LocalTraining(models=models, pipeline=pipeline, workers=workers, wait=wait, fetch=fetch)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from antiphon.cluster.placement import gpus_of
+from antiphon.core.profiles import ProfiledHandles
 from antiphon.record.run_dir import RunLineage
 from antiphon.rollout.backend import LocalRollouts
 from antiphon.rollout.beam_search import with_beam_search
@@ -43,11 +44,11 @@ async def start_rollouts(
         stack: Closes what is started here.
         assign: Devices of each engine; by default, those that it is placed on.
     """
-    config = context.config
-    renderer = Renderer(model)
+    config, renderer = context.config, Renderer(model)
     assign = assign or device_assigner(context.cluster, config, "engine")
     prefers = {task.name: task.prefers for task in config.tasks if task.prefers}
     starter = EngineStarter(context.cluster, "engine", model, config.engine, config.weights.channel, assign)
+    context.profiled.append(ProfiledHandles(lambda: starter.workers))
     pool, max_length = await start_engines(
         starter, config.rollout, context.deadlines, context.events, context.report, prefers
     )
@@ -64,8 +65,8 @@ async def start_rollouts(
         agents=await start_agents(context, pool, renderer, max_length, stack),
         sampling={task.name: task.sampling.apply(config.rollout.sampling.sampling()) for task in config.tasks},
     )
-    group_scoring = _make_group_scoring(context, episodes, graders.router)
-    return LocalRollouts(pool, episodes, group_scoring=group_scoring, judges=graders.judges.pools)
+    scoring = _make_group_scoring(context, episodes, graders.router)
+    return LocalRollouts(pool, episodes, group_scoring=scoring, judges=graders.judges.pools, profiled=context.profiled)
 
 
 def _make_group_scoring(context: LaunchContext, episodes: EpisodeRunner, router: RewardRouter) -> GroupScoring | None:
@@ -83,7 +84,12 @@ def make_rollout_workers(context: LaunchContext, model: Path, lineage: RunLineag
     """Return rollout workers, of which each starts its share of the engines with `start_rollouts`; all ask the same judges."""
     starter = _WorkerStarter(context, model, lineage, judges)
     return RolloutWorkers(
-        starter.start, context.deadlines, context.config.rollout, report=context.report, judges=judges.pools
+        starter.start,
+        context.deadlines,
+        context.config.rollout,
+        report=context.report,
+        judges=judges.pools,
+        profiled=context.profiled,
     )
 
 

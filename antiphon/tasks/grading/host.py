@@ -7,6 +7,7 @@ place.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
@@ -134,6 +135,18 @@ class GradingHosts:
         judging = self._hosts.call("score_group", prompt, transcripts, scores)
         judged: tuple[Score, ...] = await self._wait(judging, prompt)
         return judged
+
+    async def start_profile(self, memory: bool) -> None:
+        """Begin to profile the processes of all hosts."""
+        await self._call_all("start_profile", memory)
+
+    async def write_profile(self, folder: Path, prefix: str) -> None:
+        """Write these profiles."""
+        await self._call_all("write_profile", folder, prefix)
+
+    async def _call_all(self, method: str, *args: Any) -> None:
+        hosts = self._hosts
+        await asyncio.gather(*(hosts.unless_dead(each, each.call(method, *args)) for each in hosts.alive))
 
     async def _wait(self, grading: Awaitable[Any], prompt: Prompt) -> Any:
         """Await a grading as a wait that others see; the host's own pool ends it in time."""

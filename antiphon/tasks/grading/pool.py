@@ -23,6 +23,7 @@ import pickle
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, fields, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -32,7 +33,7 @@ from antiphon.core.processes.child import describe_exit
 from antiphon.core.types import Prompt, Score, ScoreStatus
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.grading.gpus import GpuAssigner
-from antiphon.tasks.grading.worker import Graded
+from antiphon.tasks.grading.worker import END_PROFILE, START_PROFILE, Graded, Profiled
 from antiphon.tasks.grading.worker_process import (
     START_SECONDS,
     Grading,
@@ -99,7 +100,7 @@ class GradingPool:
         self._workers: set[WorkerProcess] = set()
         self._supervisors: list[asyncio.Task[None]] = []
         self._ready: list[asyncio.Future[None]] = []  # whom the start waits for
-        self._serving = 0  # workers
+        self._serving: list[WorkerProcess] = []
         self._wanted = config.workers
         self._max_workers = max(config.max_workers, config.workers)
         self._scale_up_timer: asyncio.TimerHandle | None = None  # set while items are pending
@@ -172,6 +173,25 @@ class GradingPool:
             grading.verdict, name="grade", owner="attempt", on=f"the grade of prompt {prompt.id}", deadline=patience
         )
 
+    async def start_profile(self, memory: bool) -> None:
+        """Begin to profile the processes that there are, with Python's profiler; of their `memory` it knows nothing."""
+        for worker in self._serving:
+            worker.send(START_PROFILE)
+
+    async def write_profile(self, folder: Path, prefix: str) -> None:
+        """Write the profile of each process as a text file."""
+        running, loop = [*self._serving], asyncio.get_running_loop()
+        for worker in running:
+            worker.profile = loop.create_future()
+            worker.send(END_PROFILE)
+        for worker in running:
+            assert worker.profile is not None
+            if text := await worker.profile:  # one that hangs is killed, which ends this
+                folder.mkdir(parents=True, exist_ok=True)
+                file = folder / f"{prefix}{worker.name.replace(' ', '-')}.txt"
+                await asyncio.to_thread(file.write_text, text, encoding="utf-8")
+            worker.profile = None
+
     async def close(self) -> None:
         """End all processes, and all waits for them. May be called twice."""
         self._fail(WorkerDiedError("the grading pool was closed"))
@@ -224,15 +244,22 @@ class GradingPool:
 
     async def _serve(self, worker: WorkerProcess) -> None:
         """Give work to a worker until it ends."""
-        self._serving += 1
+        self._serving.append(worker)
         try:
             self._set_idle(worker)
-            while isinstance(answer := await worker.read(), Graded):
+            while isinstance(answer := await worker.read(), Graded | Profiled):
+                if isinstance(answer, Profiled):
+                    if worker.profile is None:
+                        break
+                    succeed(worker.profile, answer.text)
+                    continue
                 if not worker.batch or answer.number != worker.batch[0].number:
                     break  # an answer to nothing that was asked
                 self._on_answer(worker, answer)
         finally:
-            self._serving -= 1
+            self._serving.remove(worker)
+            if worker.profile is not None:
+                succeed(worker.profile, "")
             await self._stop(worker)
         self._recover(worker)
 
@@ -270,7 +297,7 @@ class GradingPool:
 
     def _scale_up(self) -> None:
         self._scale_up_timer = None
-        if self._serving == self._wanted:  # else one is on its way
+        if len(self._serving) == self._wanted:  # else one is on its way
             self._wanted += 1
             self._spawn_worker()
         self._schedule_scale_up()

@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from antiphon.core.deadlines import Deadlines
+from antiphon.core.profiles import Profiled
 from antiphon.core.types import Prompt, Score
 from antiphon.tasks.base import Transcript
 from antiphon.tasks.grading.gpus import GpuAssigner
@@ -31,7 +33,7 @@ class Grader(Protocol):
         """Return the score by the task's reward, or the reason why there is none."""
 
 
-class Pools(Grader, Protocol):
+class Pools(Grader, Profiled, Protocol):
     """Runs rewards of transcripts and of groups, in processes."""
 
     async def score_group(
@@ -101,6 +103,15 @@ class GradingPools:
     ) -> None:
         if self._stop is not None:
             await self._stop()
+
+    async def start_profile(self, memory: bool) -> None:
+        """Begin to profile all processes; see `core.profiles.Profiled`."""
+        await asyncio.gather(*(pool.start_profile(memory) for pool in self._pools))
+
+    async def write_profile(self, folder: Path, prefix: str) -> None:
+        """Write these profiles."""
+        writes = (pool.write_profile(folder, f"{prefix}grading-{n}-") for n, pool in enumerate(self._pools))
+        await asyncio.gather(*writes)
 
     async def score(self, prompt: Prompt, transcript: Transcript) -> Score:
         """Return the score by the task's reward, or the reason why there is none."""

@@ -10,6 +10,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -214,6 +215,14 @@ class RewardRouter:
             message = f"there is no reward for task {prompt.task!r}: {', '.join(known)} have one"
             raise ConfigError(message, key="tasks", value=prompt.task, valid=known)
         return self._in_range(prompt.task, score)
+
+    async def start_profile(self, memory: bool) -> None:
+        """Begin to profile all processes that grade; see `core.profiles.Profiled`."""
+        await self._pools.start_profile(memory)
+
+    async def write_profile(self, folder: Path, prefix: str) -> None:
+        """Write these profiles."""
+        await self._pools.write_profile(folder, prefix)
 
     def _apart(self, task: TaskConfig) -> dict[str, tuple[str, Mapping[str, Any]]]:
         """Return the rewards of a task by the name under which they are graded.

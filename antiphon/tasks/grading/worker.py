@@ -1,16 +1,21 @@
 """A process that grades. It may hang, crash or be killed at any moment; the pool on the other side knows what to do.
 
 Messages are frames (`antiphon.core.processes.framing`). First comes the set-up, answered by `Ready` or `Failed`; then batches,
-each answered by one `Graded` an item, in order and at once: the answer to one item announces the next. What the pool sends is a
+each answered by one `Graded` an item, in order and at once: the answer to one item announces the next. Between batches come
+orders to begin and end a profile; the end is answered by `Profiled`. What the pool sends is a
 pickle. What a worker sends is MessagePack of these types and nothing else: it has seen a model's text, so the pool reads plain
 data from it and runs none of it.
 """
 
+import cProfile
+import io
 import logging
 import os
 import pickle
+import pstats
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,6 +55,12 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
+class Profiled(msgspec.Struct, frozen=True, tag=True):
+    """The profile of the process, as text; empty if nothing was profiled."""
+
+    text: str
+
+
 class Graded(msgspec.Struct, frozen=True, tag=True):
     """The verdict on one item, a transcript or a group."""
 
@@ -58,7 +69,8 @@ class Graded(msgspec.Struct, frozen=True, tag=True):
     number: int = -1  # of the item, as the pool gave it
 
 
-Answer = Ready | Failed | Graded
+Answer = Ready | Failed | Profiled | Graded
+START_PROFILE, END_PROFILE = "start profile", "end profile"  # orders; all others are batches
 decode_answer: Callable[[bytes], Answer] = msgspec.msgpack.Decoder(Answer).decode
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=float)  # numbers of numpy
 
@@ -102,10 +114,31 @@ def main(descriptor: int, cores: Sequence[int] = (), gpu: str | None = None) -> 
                     _send_answer(connection, Failed(name, message))
                     return
         _send_answer(connection, Ready())
-        while (batch := _read(connection)) is not None:
-            for number, task, together, content in batch:
-                graded = _grade(_together if together else _alone, rewards[task, together], content)
-                _send_answer(connection, msgspec.structs.replace(graded, number=number))
+        _serve(connection, rewards)
+
+
+def _serve(connection: socket.socket, rewards: Mapping[tuple[str, bool], Any]) -> None:
+    """Grade batches, and profile this from one order to another, until the pool is gone."""
+    profile: cProfile.Profile | None = None
+    while (order := _read(connection)) is not None:
+        if order == START_PROFILE:
+            profile = cProfile.Profile()
+        elif order == END_PROFILE:
+            _send_answer(connection, Profiled(_describe_profile(profile)))
+            profile = None
+        else:
+            with profile or nullcontext():
+                for number, task, together, content in order:
+                    graded = _grade(_together if together else _alone, rewards[task, together], content)
+                    _send_answer(connection, msgspec.structs.replace(graded, number=number))
+
+
+def _describe_profile(profile: cProfile.Profile | None) -> str:
+    """Return the functions of a profile in a table, those that took longest with all that they called first."""
+    text = io.StringIO()
+    if profile is not None and profile.getstats():
+        pstats.Stats(profile, stream=text).sort_stats(pstats.SortKey.CUMULATIVE).print_stats()
+    return text.getvalue()
 
 
 def _read(connection: socket.socket) -> Any:

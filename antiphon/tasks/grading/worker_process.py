@@ -87,6 +87,7 @@ class WorkerProcess:
     overdue: Grading | None = None  # the grading it was killed for
     extra: bool = False  # started beyond the workers that always run
     retired: bool = False  # it was ended because it was idle
+    profile: asyncio.Future[str] | None = None  # that it was asked for; empty if it ends before it has written any
 
     async def read(self) -> Answer | None:
         """Return the next answer; None if the process has closed its end, or has sent anything but an answer."""

@@ -174,7 +174,7 @@ def test_a_refused_field_of_trls_own_object_is_found(tmp_path):
         ({"train_dataset": [{"question": "?"}]}, "train_dataset"),
         ({"args": 3}, "args"),
         ({"args": {"reward_weights": [1.0, 2.0]}}, "GRPOConfig.reward_weights"),
-        ({"peft_config": {"r": 4, "lora_dropout": 0.1}}, "peft_config.lora_dropout"),
+        ({"peft_config": {"r": 4, "use_dora": True}}, "peft_config.use_dora"),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(chat_model, given, key):

@@ -33,6 +33,12 @@ class Engine:
         )
         return [empty, tokens]
 
+    def start_profile(self, memory):
+        self.profiled = [memory]
+
+    def write_profile(self, folder, name):
+        self.profiled += [folder, name]
+
     def load(self, update, mode):
         if mode is OnUpdate.KEEP:
             raise UnsupportedError("I recompute only")
@@ -82,3 +88,10 @@ def test_mode_that_an_engine_refuses_is_named(mode, key, value):
 
 def test_mode_that_an_engine_supports_is_loaded():
     open_worker().load(UPDATE, OnUpdate.RECOMPUTE)
+
+
+def test_an_engine_may_profile_itself(tmp_path):
+    worker = open_worker()
+    worker.start_profile(True)
+    worker.write_profile(tmp_path, "engine-0")
+    assert worker.core.profiled == [True, tmp_path, "engine-0"] and not [*tmp_path.iterdir()]

@@ -75,15 +75,15 @@ def test_what_engines_receive_is_what_the_learner_has(model, directories, tmp_pa
     base = AutoModelForCausalLM.from_pretrained(directories[model])
     adapted = PeftModel.from_pretrained(base, place / "adapter")
     for pack, ours, before in zip(packs(), learner.predict(packs()), learner.predict_base(packs()), strict=True):
-        theirs = [_said(pack, other) for other in (engine, loaded, adapted)]
+        theirs = [said_by(pack, other) for other in (engine, loaded, adapted)]
         for found in theirs:
             np.testing.assert_allclose(ours, found, atol=2e-5)
         assert np.abs(ours - before).max() > 1e-3
         with adapted.disable_adapter():
-            np.testing.assert_allclose(before, _said(pack, adapted), atol=2e-5)
+            np.testing.assert_allclose(before, said_by(pack, adapted), atol=2e-5)
 
 
-def _said(pack, model):
+def said_by(pack, model):
     """Log-probs of the loss tokens, sequence by sequence."""
     found, starts = np.zeros(len(pack.tokens), np.float32), np.concatenate([[0], np.cumsum(pack.lengths)])
     for piece, parent in enumerate(pack.parents):
@@ -245,7 +245,7 @@ def test_its_checkpoint_has_the_weights_of_the_files(wide, tmp_path):
     adapted = PeftModel.from_pretrained(base, place / "adapter")
     loaded = AutoModelForCausalLM.from_pretrained(place)
     for pack in packs():
-        np.testing.assert_allclose(_said(pack, loaded), _said(pack, adapted), atol=2e-5)
+        np.testing.assert_allclose(said_by(pack, loaded), said_by(pack, adapted), atol=2e-5)
     other = trained(wide, steps=0, quantize="nf4")
     other.restore(place)
     for ours, theirs in zip(learner.predict(packs()), other.predict(packs()), strict=True):

@@ -173,6 +173,47 @@ def test_a_verdict_on_another_grading_ends_its_worker() -> None:
     assert with_pool(pool(), body) == list(map(float, range(20)))
 
 
+def profiled(grading: GradingPool, folder: Path, *payloads: Any) -> dict[str, int]:
+    """Calls of the reward in the file of each process: of gradings that are under way when they are asked for."""
+
+    async def body(grading: GradingPool) -> None:
+        await asyncio.gather(*(grading.score(prompt(0), EMPTY) for _ in range(4)))
+        await grading.start_profile(False)
+        scores = [asyncio.ensure_future(grading.score(prompt(payload), EMPTY)) for payload in payloads]
+        await asyncio.wait(scores, timeout=0)
+        async with asyncio.timeout(60):
+            await grading.write_profile(folder, "of-")
+        await asyncio.gather(*scores)
+        assert (await grading.score(prompt(1), EMPTY)).value == 1.0
+        await grading.write_profile(folder, "again-")  # nothing, because none has begun
+
+    with_pool(grading, body)
+    found = {}
+    for file in folder.glob("*"):
+        calls = re.search(r"^ *(\d+) .*hostile_rewards\.py:\d+\(obey\)$", file.read_text(), re.MULTILINE)
+        found[file.name] = int(calls[1]) if calls else 0
+    return found
+
+
+def test_profiles_have_the_gradings_of_their_time(tmp_path: Path) -> None:
+    found = profiled(pool(workers=2), tmp_path / "step", 1, 2)
+    assert found == {"of-process-1.txt": 1, "of-process-2.txt": 1}
+
+
+@pytest.mark.parametrize("last", ["exit", "spin", "raise"])
+def test_a_grader_that_dies_or_hangs_holds_up_no_profile(tmp_path: Path, last: str) -> None:
+    found = profiled(pool(deadline=1.0), tmp_path / "step", last)
+    assert found == ({"of-process-1.txt": 1} if last == "raise" else {})
+
+
+def test_a_profile_that_nobody_asked_for_ends_its_worker(tmp_path: Path) -> None:
+    sent = msgspec.msgpack.encode({"type": "Profiled", "text": "of a model's own"})
+    frame = struct.pack("!Q", len(sent)) + sent
+    scores = graded(pool(), 1, ("sends", frame), 2)
+    assert [score.value for score in scores] == [1.0, None, 2.0]
+    assert scores[1].status is ScoreStatus.INFRASTRUCTURE
+
+
 def test_large_transcripts_and_large_verdicts_pass() -> None:
     async def body(grading: GradingPool) -> Score:
         return await grading.score(prompt("huge"), Transcript([Message("user", "y" * 3_000_000)]))

@@ -84,6 +84,17 @@ def children():
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
+def test_each_host_writes_the_profiles_of_its_processes(tmp_path):
+    async def use(router, told):
+        await router.start_profile(False)
+        await grade(router, 24)
+        await router.write_profile(tmp_path / "step", "")
+
+    asyncio.run(with_graders(Nodes("a", "b", "c"), configured(BOTH), use))
+    names = {file.name.partition("-of-")[2] for file in (tmp_path / "step").iterdir()}
+    assert names == {"reward-0-on-node1.txt", "reward-1-on-node2.txt"}
+
+
 @pytest.mark.parametrize("placement", ["node1.cpu:0-0, node2.cpu:0-0", "anywhere"])
 def test_gradings_spread_over_nodes_and_name_them(placement):
     async def use(router, told):
