@@ -73,6 +73,9 @@ TASK = r"""
     def build_deep(directory, seed):
         build(directory, seed, layers=2)
 
+    def build_four(directory, seed):
+        build(directory, seed, layers=4)
+
     def build_padded(directory, seed):
         build(directory, seed, layers=2, pad=1)  # the digit 0: prompts have it, and responses
 

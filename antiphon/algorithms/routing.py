@@ -110,7 +110,8 @@ class Routers:
 
         def observed(*args: Any, **options: Any) -> Any:
             balance = self.balance if torch.is_grad_enabled() else None
-            if balance is not None and hasattr(router, "e_score_correction_bias"):
+            biases = (getattr(router, bias, None) for bias in ("e_score_correction_bias", "expert_bias"))
+            if balance is not None and any(bias is not None for bias in biases):
                 name = type(router).__name__
                 raise UnsupportedError(
                     f"{name} balances its experts by a bias of its own: not with algorithm.expert_balance"

@@ -94,7 +94,6 @@ def megatron_problems(learner: "LearnerConfig") -> Iterator[tuple[str, str]]:
             mesh.context > 1 and mesh.shard > mesh.expert > 1,
             "with mesh.context and mesh.expert, it must be as large as mesh.expert",
         ),
-        "mesh.pipeline_chunks": (mesh.pipeline_chunks > 1, "each rank has one stage"),
     }
     for key, (is_set, reason) in unsupported.items():
         if is_set:

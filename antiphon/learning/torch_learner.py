@@ -140,11 +140,11 @@ class TorchLearner(PackLearner):
         }
 
         def pass_on(pack: Pack) -> torch.Tensor:
-            return self._pipeline_forward(pack, readers[id(pack)])
+            return self._pipeline_forward(pack, readers.get(id(pack)))  # none of a pack that only fills up
 
         def ask(pack: Pack) -> None:
             with self._autocast(), contextlib.suppress(AllLayersRead):
-                self.shards.run(self._hidden, pack, self._targets(pack), readers[id(pack)])
+                self.shards.run(self._hidden, pack, self._targets(pack), readers.get(id(pack)))
 
         with torch.no_grad():
             self.shards.run_packs(packs, pass_on, ask)

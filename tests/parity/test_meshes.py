@@ -215,13 +215,12 @@ async def on_mesh(members, model, mesh, method, *args, may_fail=False, **config)
 
 
 async def asked(members, model, mesh, given=(), **config):
-    """What ranks say of packs, and where attention can be read, its rhythm."""
+    """What ranks say of packs, and the rhythm of attention that they read."""
     members, ranks = await opened(members, model, mesh, **config)
     learner = RankGroup(members, ranks)
     await learner.call("begin", ALGORITHM)
     said = await learner.call("predict", list(given) or packs())
-    readable = "kind" not in config or ranks.world == ranks.data
-    return said, await learner.call("attention_stats", packs()) if readable else []
+    return said, await learner.call("attention_stats", packs())
 
 
 def with_targets(sample):
@@ -658,6 +657,9 @@ ASKED = [
     ("llama", {"pipeline": 2, "pipeline_chunks": 2}),
     pytest.param("qwen3", {"tensor": 2}, marks=pytest.mark.long),
     pytest.param("llama", {"context": 2}, marks=pytest.mark.long),
+    ("llama", {"context": 3, "context_attention": "keys"}),
+    pytest.param("qwen3", {"context": 2, "context_attention": "keys", "tensor": 2}, marks=pytest.mark.long),
+    pytest.param("llama", {"context": 2, "context_attention": "keys", "pipeline": 2}, marks=pytest.mark.long),
     pytest.param("llama", {"tensor": 2, "pipeline": 2}, marks=pytest.mark.long),
     pytest.param("qwen3", {"tensor": 2, "context": 2}, marks=pytest.mark.long),
     pytest.param("mixture", {"shard": 2, "expert": 2}, marks=pytest.mark.long),

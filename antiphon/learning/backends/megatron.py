@@ -7,7 +7,7 @@ the tokens of all ranks already, so gradients are summed and never averaged.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed, nn
@@ -18,18 +18,30 @@ from antiphon.core.config import parse
 from antiphon.core.errors import ConfigError, UnsupportedError
 from antiphon.core.optional_packages import how_to_install
 from antiphon.core.types import Pack
-from antiphon.learning.backend_options import MegatronOptions, megatron_incompatibilities
-from antiphon.learning.backends.megatron_attention import AttentionInputs, PackedAttention
+from antiphon.learning.backend_options import MEGATRON_VERSION, MegatronOptions, megatron_incompatibilities
+from antiphon.learning.backends.megatron_attention import (
+    AttentionInputs,
+    PackedAttention,
+    ZeroCenteredNorm,
+    feed_latent_attention,
+)
 from antiphon.learning.backends.megatron_lora import adapter_parts, add_adapters
-from antiphon.learning.backends.megatron_model import attention_windows, sparse_layers, transformer_settings
-from antiphon.learning.backends.megatron_names import SCORE, Part, parts
+from antiphon.learning.backends.megatron_model import (
+    attention_windows,
+    has_interleaved_positions,
+    sparse_layers,
+    transformer_settings,
+)
+from antiphon.learning.backends.megatron_names import SCORE, Part, is_latent, parts
+from antiphon.learning.backends.megatron_optimizer import ChainedOptimizer, KeptState, kept_states
+from antiphon.learning.backends.megatron_schedule import Schedule
 from antiphon.learning.backends.offloaded_storages import OffloadableModel, OffloadingLearner, find_tensors
 from antiphon.learning.checkpointed_learner import GatherTensor
 from antiphon.learning.config import LearnerConfig, LoraConfig, OptimizerConfig, megatron_problems
 from antiphon.learning.mesh import LOOPBACK, Mesh, connect_store
 from antiphon.learning.model import lora
 from antiphon.learning.model.attention import AttentionReader
-from antiphon.learning.model.loading import resolve_device
+from antiphon.learning.model.loading import decoder_layers, resolve_device
 from antiphon.learning.model.logprobs import Vocabulary
 from antiphon.learning.model.pack_layout import PackLayout
 from antiphon.learning.parallel.whole_model import PipelineForward, WholeModel
@@ -47,8 +59,9 @@ try:
     from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
     from megatron.core.optimizer import get_megatron_optimizer
     from megatron.core.pipeline_parallel import get_forward_backward_func
+    from megatron.core.transformer import multi_latent_attention
     from megatron.core.transformer.moe import moe_utils
-    from megatron.core.transformer.transformer_config import TransformerConfig
+    from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 except ModuleNotFoundError as missing:
     raise UnsupportedError(
         f"the megatron learner cannot be imported here: there is no module {missing.name!r}: "
@@ -57,6 +70,8 @@ except ModuleNotFoundError as missing:
 
 if not hasattr(moe_utils, "te_general_gemm"):  # forgotten by 0.16.1 where there is no Transformer Engine
     moe_utils.te_general_gemm = None
+if not isinstance(multi_latent_attention.TELinear, type):  # as it takes it to be, there too
+    multi_latent_attention.HAVE_TE = False
 
 T = TypeVar("T")
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -65,7 +80,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 class MegatronBackend(OffloadingLearner):
     """A learner of any objective, whose model Megatron-Core computes."""
 
-    optimizer: "_Optimizer"
+    optimizer: ChainedOptimizer
     runs_on = "cuda"  # of Megatron-Core, much is written for nothing else
     loads_whole = True
 
@@ -94,11 +109,18 @@ class MegatronBackend(OffloadingLearner):
             raise UnsupportedError(f"learner.{key}: {message}", key=f"learner.{key}")
         self._kind = type(source)
         self._frequencies = source.base_model.rotary_emb.inv_freq  # of rotary positions
+        self._interleaved = has_interleaved_positions(source.config)
+        self._embedding_scale = getattr(source.get_input_embeddings(), "scalar_embed_scale", 1.0)
+        self._scaling = decoder_layers(source)[0].self_attn.scaling  # of attention
         self._windows = attention_windows(source.config)
         self.shards: MegatronModel = MegatronModel(source, self.mesh, self.config, self.options)
         self._layers_with_experts = self.shards.find_routers({*map(lora.base_name, dict(source.named_parameters()))})
+        buffers = dict(source.named_buffers())
         self.model = source.to("meta")  # what it is called and how it is written
         self.model.tie_weights()
+        for name, buffer in buffers.items():  # which checkpoints have, too
+            owner, _, own = name.rpartition(".")
+            setattr(self.model.get_submodule(owner), own, buffer)
 
     @property
     def head(self) -> torch.Tensor:
@@ -108,10 +130,10 @@ class MegatronBackend(OffloadingLearner):
     @property
     def score(self) -> torch.Tensor:
         """The head [1, H] of a critic or a reward model."""
-        weight: torch.Tensor = self.shards.model.score.weight
+        weight: torch.Tensor = self.shards.chunks[-1].score.weight
         return weight
 
-    def _optimizer(self, config: OptimizerConfig) -> "_Optimizer":
+    def _optimizer(self, config: OptimizerConfig) -> ChainedOptimizer:
         return self.shards.optimize(config)
 
     def _optimizer_moments(self) -> Iterator[tuple[str, dict[str, GatherTensor]]]:
@@ -131,22 +153,23 @@ class MegatronBackend(OffloadingLearner):
             return self._run_layers(pack, self._layout(pack), reader)[:, None]
 
     def _run_layers(self, pack: Pack, layout: PackLayout, reader: AttentionReader | None = None) -> torch.Tensor:
-        model, (here, context) = self.shards.model, self._context(len(layout.positions))
+        model, (here, context) = self.shards.chunk, self._context(len(layout.positions))
         tokens, positions = self._tokens(pack, layout)[here], layout.positions[here]
         begun = self._embed(tokens, positions) if model.pre_process else None
         angles = positions[:, None] * self._frequencies
+        both = angles.repeat_interleave(2, dim=-1) if self._interleaved else torch.cat([angles, angles], dim=-1)
         hidden: torch.Tensor = model.decoder(
             begun,
             None,
-            rotary_pos_emb=torch.cat([angles, angles], dim=-1)[:, None, None],
+            rotary_pos_emb=both[:, None, None],
             # Which goes to attention as it is.
-            attention_bias=AttentionInputs(self.attention, layout, reader, context, self._windows),
+            attention_bias=AttentionInputs(self.attention, self._scaling, layout, reader, context, self._windows),
         )
         return self._repeat_dropout(hidden[:, 0].float())
 
     def _embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the token embeddings, [n, 1, H]. The row of the padding token gets no gradient, as in transformers."""
-        begun: torch.Tensor = self.shards.model.embedding(tokens[None], positions[None])
+        begun: torch.Tensor = self.shards.chunk.embedding(tokens[None], positions[None]) * self._embedding_scale
         if self.config.lora is not None and torch.is_grad_enabled():
             begun.requires_grad_()  # or layers that are computed again for it would have no gradient
         pad = self.model.get_input_embeddings().padding_idx
@@ -168,13 +191,18 @@ class MegatronModel(OffloadableModel):
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=sizes.tensor,
             pipeline_model_parallel_size=sizes.pipeline,
+            virtual_pipeline_model_parallel_size=sizes.pipeline_chunks if sizes.pipeline_chunks > 1 else None,
             context_parallel_size=sizes.context,
             expert_model_parallel_size=sizes.expert,
             # As our mesh has them: the ranks of a context are closer to each other than others, but not than those of experts.
             order="tp-ep-dp-cp-pp" if sizes.expert > 1 else "tp-cp-ep-dp-pp",
         )
-        WholeModel.__init__(self, _build(source.config, {*map(lora.base_name, whole)}, config))
         self.mesh, self.data, self._sharded = mesh, mesh.data, False
+        self.chunks = [
+            _build(source.config, {*map(lora.base_name, whole)}, config, chunk)
+            for chunk in range(sizes.pipeline_chunks)
+        ]
+        WholeModel.__init__(self, nn.ModuleList(self.chunks))
         self._distributed = options.distributed_optimizer
         self.parts = self._place(source, {name: tensor.shape for name, tensor in whole.items()}, config.lora)
         own = dict(self.model.named_parameters())
@@ -185,7 +213,9 @@ class MegatronModel(OffloadableModel):
                 parameter.tensor_model_parallel = True  # else Megatron counts it once in the gradient's norm
         for name, piece in self.local_parameters():
             self.scatter_tensor(name, piece, whole[name])
-        self._pipeline = _Schedule(self)  # type: ignore[assignment]
+        self._take_settings(source)
+        ends_here = mesh.coordinate("pipeline") == sizes.pipeline - 1
+        self._schedule = Schedule(self.chunks, get_forward_backward_func(), sizes, ends_here=ends_here)
         gathered = WholeModel.gather_parameters(self)
         known = [(name, tensor.shape, tensor.dtype, self.is_trained(name)) for name, tensor in gathered]
         self._stages = dict(mesh.all_gather((mesh.coordinate("pipeline"), known)))
@@ -201,18 +231,23 @@ class MegatronModel(OffloadableModel):
         shape, plain = source.config, {lora.base_name(name): name for name in whole if f".{lora.NAME}." not in name}
         sizes, place = self.mesh.config, self.mesh.coordinate
         rows = _evenly(shape.vocab_size, sizes.tensor)
-        stage, per = place("pipeline"), shape.num_hidden_layers // sizes.pipeline
-        experts = (self.model.config.num_moe_experts or 0) // sizes.expert
+        experts = (self.chunks[0].config.num_moe_experts or 0) // sizes.expert
 
-        def parts_of(layers: range, first: bool, last: bool) -> dict[str, Part]:
-            here = rows[place("tensor")], SCORE in whole
-            found = parts(shape, layers, experts, *here, first=first, last=last)
-            return {name: part for name, part in found.items() if name in plain}
+        def parts_of(stage: int, stages: int) -> dict[str, Part]:
+            here, per = (rows[place("tensor")], SCORE in whole), shape.num_hidden_layers // stages
+            layers = range(stage * per, (stage + 1) * per)
+            found = parts(shape, layers, experts, *here, first=stage == 0, last=stage == stages - 1)
+            return {name: part.within(stage // sizes.pipeline) for name, part in found.items() if name in plain}
 
-        if strange := plain.keys() - parts_of(range(shape.num_hidden_layers), True, True).keys():
-            message = f"learner.kind: {min(strange)} of the model has no place in one of Megatron-Core's"
+        if strange := plain.keys() - parts_of(0, 1).keys():
+            if ".base_layer." in (first := min(strange)):  # of experts that have adapters, and are no layers
+                message = f"learner.lora.targets: {first} has an adapter, which Megatron-Core cannot add; name others"
+                raise UnsupportedError(message, key="learner.lora.targets", value=first)
+            message = f"learner.kind: {first} of the model has no place in one of Megatron-Core {MEGATRON_VERSION}"
             raise UnsupportedError(message, key="learner.kind", value="megatron")
-        own = parts_of(range(stage * per, (stage + 1) * per), stage == 0, stage == sizes.pipeline - 1)
+        stages, own = sizes.pipeline * sizes.pipeline_chunks, dict[str, Part]()
+        for stage in range(place("pipeline"), stages, sizes.pipeline):
+            own |= parts_of(stage, stages)
         if added is not None:
             group, adapters = self.mesh.group("tensor") if sizes.tensor > 1 else None, dict(adapter_parts(own, whole))
             add_adapters(self.model, source, own, added.scale, group)
@@ -225,28 +260,59 @@ class MegatronModel(OffloadableModel):
             self._cut = {name: (dim, _evenly(whole[name][dim], sizes.tensor)) for name, dim in cut.items()}
         return own
 
+    def _take_settings(self, source: PreTrainedModel) -> None:
+        """Set what is no parameter and not the same for all layers."""
+        for name, part in self.parts.items():
+            eps = getattr(source.get_submodule(name.rpartition(".")[0]), "variance_epsilon", None)
+            if eps is not None:
+                self.model.get_submodule(part.names[0].rpartition(".")[0]).eps = eps
+        biases = {name: bias for name, bias in source.named_buffers() if name.endswith("e_score_correction_bias")}
+        gates = self.find_routers({name.replace("e_score_correction_bias", "weight") for name in biases})
+        for bias, router in zip(biases.values(), gates, strict=True):
+            if hasattr(router, "expert_bias"):
+                router.expert_bias.copy_(bias)
+        for module in self.model.modules():
+            if isinstance(module, multi_latent_attention.MLASelfAttention):
+                feed_latent_attention(module, source.base_model.rotary_emb.attention_scaling)
+
     def find_routers(self, names: set[str]) -> list[nn.Module]:
         """Return the routers of all layers with experts, and something else for those on other ranks.
 
         Args:
             names: Parameters of the Hugging Face model.
         """
-        stages, stage = self.mesh.config.pipeline, self.mesh.coordinate("pipeline")
-        layers, own = sparse_layers(names), iter(find_routers(self.model))
-        return [
-            next(own) if layer * stages // self.model.config.num_layers == stage else nn.Module() for layer in layers
-        ]
+        own = iter(find_routers(self.model))
+        return [next(own) if self.has_layer(layer) else nn.Module() for layer in sparse_layers(names)]
+
+    def has_layer(self, number: int) -> bool:
+        """Return True if a layer is on this rank."""
+        sizes = self.mesh.config
+        stage = number * sizes.pipeline * sizes.pipeline_chunks // self.chunks[0].config.num_layers
+        return stage % sizes.pipeline == self.mesh.coordinate("pipeline")
+
+    @property
+    def chunk(self) -> GPTModel:
+        """The stage that computes now, of those that this rank has."""
+        return self.chunks[self._schedule.chunk]
 
     @cached_property
-    def parallel(self) -> DistributedDataParallel:
-        """The model with room for gradients, which are summed over data-parallel ranks: of one that learns."""
+    def parallel(self) -> list[DistributedDataParallel]:
+        """The chunks with room for gradients, which are summed over data-parallel ranks: of a model that learns."""
         options = DistributedDataParallelConfig(use_distributed_optimizer=self._distributed)
-        return DistributedDataParallel(self.model.config, options, self.model)
+        return [DistributedDataParallel(chunk.config, options, chunk) for chunk in self.chunks]
+
+    def train_packs(self, packs: Sequence[Pack], pass_on: PipelineForward, backward: Callable[[Pack], T]) -> list[T]:
+        """Add the gradients of packs."""
+        return self._schedule.train_packs(self.parallel, packs, pass_on, backward)
+
+    def run_packs(self, packs: Sequence[Pack], pass_on: PipelineForward, ask: Callable[[Pack], T]) -> list[T]:
+        """Run this rank's packs without gradients; return the results where the last layers are."""
+        return self._schedule.run_packs(packs, pass_on, ask)
 
     @property
     def head(self) -> torch.Tensor:
         """This rank's rows of the language model head, without those that only fill it up."""
-        model = self.model
+        model = self.chunks[-1]
         tied = model.share_embeddings_and_output_weights
         weight: torch.Tensor = model.shared_embedding_or_output_weight() if tied else model.output_layer.weight
         return weight[: self._rows]
@@ -254,7 +320,7 @@ class MegatronModel(OffloadableModel):
     @property
     def _tied(self) -> str:
         several = self.mesh.config.pipeline > 1
-        return "model.embed_tokens.weight" if several and self.model.share_embeddings_and_output_weights else ""
+        return "model.embed_tokens.weight" if several and self.chunks[0].share_embeddings_and_output_weights else ""
 
     def is_trained(self, name: str) -> bool:
         """Return True if a parameter is trained, as all are without adapters."""
@@ -276,9 +342,9 @@ class MegatronModel(OffloadableModel):
 
     # --- gradients and the optimiser -----------------------------------------------------------------------------------
 
-    def optimize(self, config: OptimizerConfig) -> "_Optimizer":
+    def optimize(self, config: OptimizerConfig) -> ChainedOptimizer:
         """A fresh optimiser."""
-        self._kept: dict[nn.Parameter, _Kept] = {}
+        self._kept: dict[nn.Parameter, KeptState] = {}
         self._optimizer = get_megatron_optimizer(
             MegatronOptimizerConfig(
                 lr=config.learning_rate,
@@ -288,16 +354,16 @@ class MegatronModel(OffloadableModel):
                 adam_eps=config.eps,
                 use_distributed_optimizer=self._distributed,
             ),
-            [self.parallel],
+            self.parallel,
             config_overrides={},  # all parameters decay
         )
         for optimizer in self._optimizer.chained_optimizers:
-            self._kept |= _kept(optimizer, distributed=self._distributed)
-        return _Optimizer(self._optimizer)
+            self._kept |= dict(kept_states(optimizer, distributed=self._distributed))
+        return ChainedOptimizer(self._optimizer)
 
     def clip_gradient(self, most: float) -> float:
         """Scale the gradient down to the norm `most` if it is larger; return its norm."""
-        finalize_model_grads([self.parallel])
+        finalize_model_grads(self.parallel)
         self._optimizer.prepare_grads()
         norm: float = self._optimizer.get_grad_norm()
         if norm > most:
@@ -348,10 +414,9 @@ class MegatronModel(OffloadableModel):
                 yield from find_tensors(state)
 
     def scratch_tensors(self) -> Iterator[torch.Tensor]:
-        """Yield buffers of gradients, which are zeros before each update, and what the previous stage sent last."""
-        yield from find_tensors(self.model.decoder.input_tensor)
-        if hasattr(self, "_optimizer"):
-            for buffer in (*self.parallel.buffers, *self.parallel.expert_parallel_buffers):
+        """Yield buffers of gradients, which are zeros before each update."""
+        for chunk in self.parallel if hasattr(self, "_optimizer") else ():
+            for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
                 yield buffer.grad_data
 
 
@@ -362,109 +427,34 @@ def _alike(parameter: nn.Parameter) -> Any:
     return parallel_state.get_expert_data_parallel_group()
 
 
-class _Kept(NamedTuple):
-    """The optimiser state of a parameter on this rank."""
-
-    state: dict[str, torch.Tensor]
-    like: torch.Tensor  # the shape that it has there
-    span: slice  # which of the parameter's elements these are
-
-
-def _kept(optimizer: Any, *, distributed: bool) -> Iterator[tuple[nn.Parameter, _Kept]]:
-    inner = optimizer.optimizer
-    if not distributed:
-        for parameter in optimizer.get_parameters():
-            yield parameter, _Kept(inner.state[parameter], parameter, slice(None))
-        return
-    for parameter, (group, order) in optimizer.model_param_group_index_map.items():
-        own, span = inner.param_groups[group]["params"][order], optimizer._get_model_param_range_map(parameter)["param"]
-        yield parameter, _Kept(inner.state[own], own, slice(span.start, span.end))
-
-
-class _Optimizer(torch.optim.Optimizer):
-    """Megatron's optimisers of dense and of expert parameters, as the schedule of learning rates knows one."""
-
-    def __init__(self, chain: Any) -> None:
-        self.steps = 0  # which an update without packs does not make
-        self.param_groups = chain.param_groups  # the very same: what is set here, is there
-        self._chain = chain
-
-    def step(self, closure: Any = None) -> None:
-        """With the gradients that `MegatronModel.clip` has left."""
-        self._chain.step_with_ready_grads()
-        self.steps += 1
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Those that `step` has used."""
-        self._chain.zero_grad(set_to_none)
-
-
-class _Schedule:
-    """Megatron's order of forwards and backwards, where others have a `Pipeline`. What stages send has the size of the pack."""
-
-    incoming = None  # its layers know what they begin with
-
-    def __init__(self, shards: MegatronModel) -> None:
-        self._shards = shards
-
-    def train_packs(self, packs: Sequence[Pack], pass_on: PipelineForward, backward: Callable[[Pack], T]) -> list[T]:
-        """Add the gradients of all packs; return the results of the last stage."""
-        model = self._shards.parallel
-        model.zero_grad_buffer()
-        return self._run(model, packs, pass_on, backward)
-
-    def run_packs(self, packs: Sequence[Pack], pass_on: PipelineForward, ask: Callable[[Pack], T]) -> list[T]:
-        """Run all packs without gradients; return the results of the last stage."""
-        return self._run(self._shards.model, packs, pass_on, ask)
-
-    def _run(
-        self, model: nn.Module, packs: Sequence[Pack], pass_on: PipelineForward, compute: Callable[[Pack], T]
-    ) -> list[T]:
-        last, nothing = parallel_state.is_pipeline_last_stage(), torch.zeros(())
-
-        def forward(rest: Iterator[Pack], model: Any) -> tuple[torch.Tensor, Any]:
-            pack = next(rest)
-            if not last:
-                return pass_on(pack), None
-            # Forward, loss and backward are one here: a loss without a gradient leaves Megatron nothing to go back through.
-            return nothing, lambda _: (nothing, nothing.int(), compute(pack))
-
-        if not packs:
-            return []
-        found: list[T] = get_forward_backward_func()(
-            forward_step_func=forward,
-            data_iterator=iter(packs),
-            model=[model],
-            num_microbatches=len(packs),
-            seq_length=1,  # is told with each pack
-            micro_batch_size=1,
-            forward_only=model is self._shards.model,
-        )
-        return found
-
-
-def _build(shape: Any, names: set[str], config: LearnerConfig) -> GPTModel:
-    """Build Megatron's model, with whatever is in memory as its weights.
+def _build(shape: Any, names: set[str], config: LearnerConfig, chunk: int) -> GPTModel:
+    """Build one of this rank's stages of Megatron's model, with whatever is in memory as its weights.
 
     Args:
         shape: Configuration of the model.
         names: Names of its parameters in Hugging Face's model.
         config: Mesh of the learner, and what saves memory.
+        chunk: Index of the stage among those of the rank.
     """
-    made, scores = TransformerConfig(**transformer_settings(shape, names, config)), SCORE in names
-    spec = get_gpt_decoder_block_spec(made, use_transformer_engine=False, normalization="RMSNorm")
+    mesh = config.mesh
+    kind = MLATransformerConfig if is_latent(shape) else TransformerConfig
+    made, scores = kind(**transformer_settings(shape, names, config)), SCORE in names
+    spec = get_gpt_decoder_block_spec(made, use_transformer_engine=False, normalization="RMSNorm", vp_stage=chunk)
     for layer in spec.layer_specs:
         layer.submodules.self_attention.submodules.core_attention = PackedAttention
+        if shape.model_type == "gemma":
+            layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = ZeroCenteredNorm
     spec.layer_norm = spec.layer_specs[0].submodules.input_layernorm
     model = GPTModel(
         made,
         spec,
-        vocab_size=-(-shape.vocab_size // config.mesh.tensor) * config.mesh.tensor,
+        vocab_size=-(-shape.vocab_size // mesh.tensor) * mesh.tensor,
         max_sequence_length=shape.max_position_embeddings,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
+        pre_process=parallel_state.is_pipeline_first_stage() and chunk == 0,
+        post_process=parallel_state.is_pipeline_last_stage() and chunk == mesh.pipeline_chunks - 1,
         share_embeddings_and_output_weights=shape.tie_word_embeddings and not scores,
         position_embedding_type="none",  # positions come with each pack
+        vp_stage=chunk,
     )
     if scores and model.post_process:
         del model.output_layer

@@ -104,7 +104,7 @@ def add_adapters(model: nn.Module, source: nn.Module, parts: dict[str, Part], sc
             found.setdefault(linear, []).append(Adapted(layer, part.rows, name.rpartition(".")[2]))
             by_columns[linear] = part.cut == 1
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name == SCORE)
+        parameter.requires_grad_(name.endswith(f".{SCORE}"))
     for linear, layers in found.items():
         own = model.get_submodule(linear)
         own.add_module("adapters", LinearAdapters(own, layers, scale, group, by_columns=by_columns[linear]))

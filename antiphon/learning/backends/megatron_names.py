@@ -5,7 +5,7 @@ rows of one, the gate first. Each expert has matrices of its own, which Hugging 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,10 @@ class Part:
     cut: int | None = None  # dimension of which ranks of `tensor` have some each
     rows: Callable[[torch.Tensor], torch.Tensor] = lambda whole: whole  # a view of one of them
     stacked: bool = False
+
+    def within(self, chunk: int) -> "Part":
+        """Return the part in a list of chunks of Megatron's model, of which one has its parameters."""
+        return replace(self, names=tuple(f"{chunk}.{name}" for name in self.names))
 
     def read(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """This rank's piece, from tensors of the shapes of Megatron's parameters."""
@@ -72,8 +76,51 @@ def head_size(shape: Any) -> int:
     return getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
 
 
+def is_latent(shape: Any) -> bool:
+    """Return True if a model has multi-latent attention."""
+    return getattr(shape, "kv_lora_rank", None) is not None
+
+
 def _layer(shape: Any, at: str, experts: int) -> Iterable[tuple[str, Part]]:
-    attention, mlp = f"{at}.self_attention", f"{at}.mlp"
+    mlp = f"{at}.mlp"
+    yield from (_latent if is_latent(shape) else _grouped)(shape, f"{at}.self_attention")
+    yield "self_attn.o_proj.weight", Part((f"{at}.self_attention.linear_proj.weight",), 1)
+    yield "input_layernorm.weight", Part((f"{at}.input_layernorm.weight",))
+    yield "post_attention_layernorm.weight", Part((f"{at}.pre_mlp_layernorm.weight",))
+    yield from _dense("mlp", mlp)
+    for shared in ("shared_expert", "shared_experts"):
+        yield from _dense(f"mlp.{shared}", f"{mlp}.shared_experts")
+    yield "mlp.shared_expert_gate.weight", Part((f"{mlp}.shared_experts.gate_weight",))
+    yield "mlp.gate.weight", Part((f"{mlp}.router.weight",))
+    for own, theirs in {"gate_up_proj": "linear_fc1", "down_proj": "linear_fc2"}.items():
+        names = tuple(f"{mlp}.experts.local_experts.{expert}.{theirs}.weight" for expert in range(experts))
+        yield f"mlp.experts.{own}", Part(names, stacked=True)
+
+
+def _dense(own: str, theirs: str) -> Iterable[tuple[str, Part]]:
+    """A gated block, under both names."""
+    for number, name in enumerate(("gate", "up")):
+        yield f"{own}.{name}_proj.weight", Part((f"{theirs}.linear_fc1.weight",), 0, _half(number))
+    yield f"{own}.down_proj.weight", Part((f"{theirs}.linear_fc2.weight",), 1)
+
+
+def _latent(shape: Any, attention: str) -> Iterable[tuple[str, Part]]:
+    """Multi-latent attention, whose rows are alike in both."""
+    linear = {
+        "q_proj": "linear_q_proj",
+        "q_a_proj": "linear_q_down_proj",
+        "q_b_proj": "linear_q_up_proj",
+        "kv_a_proj_with_mqa": "linear_kv_down_proj",
+        "kv_b_proj": "linear_kv_up_proj",
+    }
+    for own, theirs in linear.items():
+        yield f"self_attn.{own}.weight", Part((f"{attention}.{theirs}.weight",), 0)
+    for own in ("q", "kv"):
+        yield f"self_attn.{own}_a_layernorm.weight", Part((f"{attention}.{own}_layernorm.weight",))
+
+
+def _grouped(shape: Any, attention: str) -> Iterable[tuple[str, Part]]:
+    """Attention of which some queries share a key and a value."""
     per = shape.num_attention_heads // shape.num_key_value_heads
     for own, heads in {"q": slice(0, per), "k": slice(per, per + 1), "v": slice(per + 1, per + 2)}.items():
         rows = _heads(per + 2, head_size(shape), heads)
@@ -81,21 +128,6 @@ def _layer(shape: Any, at: str, experts: int) -> Iterable[tuple[str, Part]]:
             yield f"self_attn.{own}_proj.{kind}", Part((f"{attention}.linear_qkv.{kind}",), 0, rows)
     for own in ("q", "k"):
         yield f"self_attn.{own}_norm.weight", Part((f"{attention}.{own}_layernorm.weight",))
-    yield "self_attn.o_proj.weight", Part((f"{attention}.linear_proj.weight",), 1)
-    yield "input_layernorm.weight", Part((f"{at}.input_layernorm.weight",))
-    yield "post_attention_layernorm.weight", Part((f"{at}.pre_mlp_layernorm.weight",))
-    for number, own in enumerate(("gate", "up")):
-        yield f"mlp.{own}_proj.weight", Part((f"{mlp}.linear_fc1.weight",), 0, _half(number))
-    yield "mlp.down_proj.weight", Part((f"{mlp}.linear_fc2.weight",), 1)
-    shared = f"{mlp}.shared_experts"
-    for number, own in enumerate(("gate", "up")):
-        yield f"mlp.shared_expert.{own}_proj.weight", Part((f"{shared}.linear_fc1.weight",), 0, _half(number))
-    yield "mlp.shared_expert.down_proj.weight", Part((f"{shared}.linear_fc2.weight",), 1)
-    yield "mlp.shared_expert_gate.weight", Part((f"{shared}.gate_weight",))
-    yield "mlp.gate.weight", Part((f"{mlp}.router.weight",))
-    for own, theirs in {"gate_up_proj": "linear_fc1", "down_proj": "linear_fc2"}.items():
-        names = tuple(f"{mlp}.experts.local_experts.{expert}.{theirs}.weight" for expert in range(experts))
-        yield f"mlp.experts.{own}", Part(names, stacked=True)
 
 
 def _heads(per: int, size: int, own: slice) -> Callable[[torch.Tensor], torch.Tensor]:

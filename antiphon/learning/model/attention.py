@@ -25,11 +25,12 @@ class AttentionReader(Protocol):
     def read(
         self,
         module: torch.nn.Module,
-        query: torch.Tensor,  # [heads, T, head size]
+        query: torch.Tensor,  # [heads, n, head size]: of all tokens, or of those that this rank computes
         key: torch.Tensor,  # [key heads, T, head size]
         scaling: float | None,
+        begin: int = 0,
     ) -> None:
-        """Read the queries and keys of one attention layer."""
+        """Read the queries and keys of one attention layer. `begin` is the place of the first query in the pack."""
 
 
 def packed_attention(
@@ -105,6 +106,7 @@ def attention_by_keys(
     attention_mask: torch.Tensor | None,
     *,
     context: Any,
+    reader: AttentionReader | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """`packed_attention` where each rank of the group `context` has some tokens: it gathers the keys and values of all.
@@ -119,6 +121,8 @@ def attention_by_keys(
         copy_to_group(gather_from_group(t[0].transpose(0, 1), context), context).transpose(0, 1)[None]
         for t in (key, value)
     )
+    if reader is not None:
+        reader.read(module, query[0], keys[0], options.get("scaling"), rows.start)
     out = _attend(query, keys, values, layout.visible(rows), options.get("scaling"))
     return out.transpose(1, 2), None
 

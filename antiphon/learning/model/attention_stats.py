@@ -18,7 +18,6 @@ Source: Li et al. 2025, "Attention illuminates LLM reasoning", arXiv 2510.13554,
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,32 +53,40 @@ def middle_layers(count: int) -> list[int]:
 
 
 class HeadSums(NamedTuple):
-    """Sums over the attention maps of H heads over one sequence."""
+    """Sums over the attention maps of H heads over one sequence; those over some rows each add up to those over all."""
 
     spans: torch.Tensor  # [H] in tokens
     waad: torch.Tensor  # [H, R] in tokens
     fai: torch.Tensor  # [H, R]
 
+    def plus(self, other: "HeadSums") -> "HeadSums":
+        """Return the sums over the rows of both."""
+        return HeadSums(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
 
 def head_sums(
-    query: torch.Tensor,  # [H, R, head size]
+    query: torch.Tensor,  # [H, n, head size], of the rows `here`
     key: torch.Tensor,  # [key heads, L, head size]
     rows: NDArray[np.int64],  # [R] place in the sequence of each query, ascending; not empty
     scaling: float,
     config: RhythmConfig,
+    here: NDArray[np.int64] | None = None,  # [n] which of the rows the queries are of, ascending; all by default
 ) -> HeadSums:
-    """Return the sums over softmax(query key' · scaling), computed in blocks of rows."""
+    """Return the sums over softmax(query key' · scaling), computed in blocks of rows. WAAD of other rows is 0."""
     heads, count, length = query.size(0), len(rows), key.size(1)
+    own = np.arange(count) if here is None else here
     grouped = query.mul(scaling).unflatten(0, (key.size(0), -1))  # heads that share keys lie together
-    spans, waad = query.new_zeros(heads), query.new_empty(heads, count)
+    spans, waad = query.new_zeros(heads), query.new_zeros(heads, count)
     columns = query.new_zeros(heads, length)
     places, counts = (to_device(array, query.device) for array in (rows, count_later_queries(rows, config)))
     at_once = max(1, BLOCK // (heads * length))
-    for block in (slice(begin, begin + at_once) for begin in range(0, count, at_once)):
-        first, last = int(rows[block][0]), int(rows[block][-1])
+    for begin in range(0, len(own), at_once):
+        some = own[begin : begin + at_once]
+        block = to_device(some, query.device)
+        first, last = int(rows[some[0]]), int(rows[some[-1]])
         distance = (places[block, None] - torch.arange(last + 1, device=query.device)).to(query.dtype)
         ahead = torch.zeros_like(distance).masked_fill_(distance < 0, -torch.inf)
-        scores = grouped[:, :, block].flatten(1, 2) @ key[:, : last + 1].mT
+        scores = grouped[:, :, begin : begin + at_once].flatten(1, 2) @ key[:, : last + 1].mT
         maps = scores.view(heads, -1, last + 1).add_(ahead).softmax(-1)  # [H, rows of the block, last + 1]
         weights = torch.stack([distance, distance.clamp(max=config.window)])
         far, waad[:, block] = torch.einsum("hts,kts->kht", maps, weights)
@@ -111,14 +118,15 @@ def waad_and_fai(sums: HeadSums) -> torch.Tensor:
 class _Sequence:
     tokens: torch.Tensor  # [L] its places in the pack
     rows: NDArray[np.int64]  # [R] where its loss tokens are, in the sequence
-    found: list[tuple[tuple[int, ...], HeadSums]] = field(default_factory=list)  # by layer, and which of its heads
+    places: NDArray[np.int64]  # [R] and in the pack
+    found: dict[tuple[int, ...], HeadSums] = field(default_factory=dict)  # by layer, and which of its heads
 
 
 class AttentionStatsReader:
     """Computes WAAD and FAI of one pack from the given layers, as the `reader` of a forward with packed attention.
 
     After the last of these layers it ends the forward with `AllLayersRead`. With a mesh the forward goes on to its end, because
-    the ranks gather sharded parameters together; each rank has read some heads or layers, and they exchange what they read.
+    the ranks gather sharded parameters together; each has read some heads, rows or layers, and they exchange what they read.
     """
 
     def __init__(
@@ -128,14 +136,15 @@ class AttentionStatsReader:
         self._mesh = mesh
         self._config = config
         self._length = len(pack.tokens)
-        self._sequences = [_Sequence(to_device(path, device), rows) for path, rows in loss_sequences(pack)]
+        self._sequences = [_Sequence(to_device(path, device), rows, path[rows]) for path, rows in loss_sequences(pack)]
 
     def read(
         self,
         module: torch.nn.Module,
-        query: torch.Tensor,  # [heads, T, head size]
+        query: torch.Tensor,  # [heads, n, head size]
         key: torch.Tensor,  # [key heads, T, head size]
         scaling: float | None,
+        begin: int = 0,
     ) -> None:
         """See `attention.AttentionReader`. In float32 at least, whatever the model runs in."""
         layer: Any = getattr(module, "layer_idx", None)
@@ -143,12 +152,13 @@ class AttentionStatsReader:
             return
         with torch.autocast(query.device.type, enabled=False):
             precise = torch.promote_types(query.dtype, torch.float32)
+            scale = query.size(-1) ** -0.5 if scaling is None else scaling
             for sequence in self._sequences:
-                queries = query[:, sequence.tokens[to_device(sequence.rows, query.device)]].to(precise)
+                places = sequence.places - begin
+                here = np.flatnonzero((places >= 0) & (places < query.size(1)))
+                queries = query[:, to_device(places[here], query.device)].to(precise)
                 keys = key[:, sequence.tokens].to(precise)
-                scale = query.size(-1) ** -0.5 if scaling is None else scaling
-                sums = head_sums(queries, keys, sequence.rows, scale, self._config)
-                sequence.found.append(((layer, *self._heads), sums))
+                sequence.found[layer, *self._heads] = head_sums(queries, keys, sequence.rows, scale, self._config, here)
         self._left.remove(layer)
         if self._mesh is None and not self._left:
             raise AllLayersRead
@@ -156,13 +166,16 @@ class AttentionStatsReader:
     @property
     def _heads(self) -> tuple[int, ...]:
         """This rank's heads of a layer, as coordinates that sort like the heads."""
-        return () if self._mesh is None else (self._mesh.coordinate("tensor"), self._mesh.coordinate("context"))
+        if self._mesh is None:
+            return ()
+        by_keys = self._mesh.config.context_attention == "keys"  # ranks have read rows of the same heads
+        return self._mesh.coordinate("tensor"), 0 if by_keys else self._mesh.coordinate("context")
 
     def values(self) -> FloatArray:
         """Return WAAD and FAI of the loss tokens, 0 elsewhere, [T, 2]; after the forward."""
         result = np.zeros((self._length, 2), dtype=np.float32)
         for sequence, sums in zip(self._sequences, self.sums(), strict=True):
-            result[sequence.tokens.cpu().numpy()[sequence.rows]] = waad_and_fai(sums).cpu().numpy()
+            result[sequence.places] = waad_and_fai(sums).cpu().numpy()
         return result
 
     def sums(self) -> list[HeadSums]:
@@ -181,6 +194,14 @@ class AttentionStatsReader:
         found = [sequence.found for sequence in self._sequences]
         if (mesh := self._mesh) is not None:
             for axis in ("context", "tensor", "pipeline"):
-                found = [list(chain(*parts)) for parts in zip(*mesh.all_gather(found, axis), strict=True)]
-        of_all = ([sums for _, sums in sorted(parts, key=itemgetter(0))] for parts in found)
+                found = [_join(parts) for parts in zip(*mesh.all_gather(found, axis), strict=True)]
+        of_all = ([parts[heads] for heads in sorted(parts)] for parts in found)
         return [HeadSums(*map(torch.cat, zip(*parts, strict=True))) for parts in of_all]
+
+
+def _join(parts: Sequence[dict[tuple[int, ...], HeadSums]]) -> dict[tuple[int, ...], HeadSums]:
+    """Join what ranks have read of a sequence; sums over rows of the same heads add up."""
+    joined: dict[tuple[int, ...], HeadSums] = {}
+    for heads, sums in chain.from_iterable(part.items() for part in parts):
+        joined[heads] = joined[heads].plus(sums) if heads in joined else sums
+    return joined

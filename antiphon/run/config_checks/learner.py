@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from antiphon.learning.config import OPTIONS
 from antiphon.learning.learner import LEARNERS
 from antiphon.run.config_checks.common import Problem
 
@@ -34,17 +33,6 @@ def check_ranks(config: "RunConfig") -> Iterator[Problem]:
         yield from learner.debug_problems()
     if learner.mesh.world == 1:
         return
-    if algorithm.rhythm.reads_attention and learner.mesh.world > learner.mesh.data and learner.kind in OPTIONS:
-        yield (
-            "learner.mesh",
-            f"may have only replicate and shard: algorithm {algorithm.recipe!r} reads attention, with learner.kind: "
-            f"{learner.kind}",
-        )
-    if algorithm.rhythm.reads_attention and learner.mesh.context > 1 and learner.mesh.context_attention == "keys":
-        yield (
-            "learner.mesh.context_attention",
-            f"must be 'heads', not 'keys': algorithm {algorithm.recipe!r} reads attention",
-        )
     routed = {
         "engine.routed_experts": config.engine.routed_experts,
         "algorithm.expert_balance": algorithm.expert_balance,

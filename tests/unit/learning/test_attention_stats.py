@@ -3,6 +3,7 @@
 import asyncio
 import doctest
 from dataclasses import replace
+from functools import reduce
 
 import numpy as np
 import pytest
@@ -128,6 +129,22 @@ def test_sums_do_not_depend_on_blocks(monkeypatch):
         monkeypatch.setattr(attention_stats, "BLOCK", size)
         for cut, uncut in zip(attention_stats.head_sums(query, key, rows, 0.7, WIDE), whole, strict=True):
             torch.testing.assert_close(cut, uncut)
+
+
+@given(st.data())
+def test_sums_over_parts_of_the_rows_add_up(data):
+    """As those of ranks that have some queries each."""
+    seed, count, parts = (data.draw(st.integers(1, most)) for most in (99, 12, 4))
+    rng = np.random.default_rng(seed)
+    rows, owner = np.sort(rng.permutation(20)[:count]), rng.integers(0, parts, count)
+    query, key = (torch.from_numpy(rng.normal(size=shape)) for shape in ((4, count, 6), (2, 20, 6)))
+    whole = attention_stats.head_sums(query, key, rows, 0.7, WIDE)
+    found = []
+    for part in range(parts):
+        here = np.flatnonzero(owner == part)
+        found.append(attention_stats.head_sums(query[:, here], key, rows, 0.7, WIDE, here))
+    for several, one in zip(reduce(attention_stats.HeadSums.plus, found), whole, strict=True):
+        torch.testing.assert_close(several, one)
 
 
 def test_spans_are_mean_distances():

@@ -1,7 +1,9 @@
 """Meshes that cannot be, or would mean nothing."""
 
+import tomllib
 from importlib.util import find_spec
 from itertools import accumulate
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -17,6 +19,7 @@ from transformers import (
 )
 
 from antiphon.core.errors import ConfigError, UnsupportedError
+from antiphon.learning.backend_options import MEGATRON_VERSION
 from antiphon.learning.config import LearnerConfig
 from antiphon.learning.mesh_config import MeshConfig, MeshesConfig
 from antiphon.learning.parallel.pipeline import schedule
@@ -24,6 +27,7 @@ from antiphon.run.config import RunConfig
 from antiphon.run.launch.model_checks import check_installed, check_layers, check_mesh, check_meshes, check_shares
 from tests.raising import raises_with
 
+DEEPSEEK = {"model_type": "deepseek_v3", "kv_lora_rank": 512, "num_experts_per_tok": 8, "n_routed_experts": 64}
 SHAPE = {
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
@@ -164,7 +168,6 @@ def test_missing_backend_names_its_extra():
         ({"optimizer": {"moments": "8bit"}}, "optimizer.moments"),
         ({"mesh": {"replicate": 2}}, "mesh.replicate"),
         ({"mesh": {"context": 2, "shard": 4, "expert": 2}}, "mesh.shard"),
-        ({"mesh": {"pipeline": 2, "pipeline_chunks": 2}}, "mesh.pipeline_chunks"),
     ],
 )
 def test_what_the_megatron_learner_has_not_is_named(learner, key):
@@ -178,7 +181,12 @@ def test_what_the_megatron_learner_has_not_is_named(learner, key):
         ({}, {"model_type": "gemma3"}, "kind"),
         ({}, {"model_type": "llama", "rope_scaling": {"rope_type": "yarn"}}, "kind"),
         ({}, {"model_type": "llama", "rope_parameters": {"rope_type": "dynamic"}}, "kind"),
-        ({}, {"model_type": "llama", "hidden_act": "gelu"}, "kind"),
+        ({}, {"model_type": "llama", "hidden_act": "relu2"}, "kind"),
+        ({}, {"model_type": "glm4_moe", "norm_topk_prob": False, "num_experts_per_tok": 8}, "kind"),
+        ({}, {"model_type": "dots1", "num_experts_per_tok": 1}, "kind"),
+        ({}, DEEPSEEK | {"n_group": 8, "topk_group": 2}, "kind"),
+        ({}, DEEPSEEK | {"rope_interleave": False}, "kind"),
+        ({}, DEEPSEEK | {"model_type": "deepseek_v2", "n_group": 8, "topk_group": 4}, "kind"),
         ({"tensor": 2}, {"model_type": "qwen3_moe"} | SHAPE, "mesh.tensor"),
         ({"tensor": 2}, {"model_type": "mixtral", "num_local_experts": 8}, "mesh.tensor"),
     ],
@@ -188,9 +196,22 @@ def test_models_that_megatron_does_not_compute_are_named(mesh, shape, key):
     assert not [*LearnerConfig(mesh=mesh).incompatibilities(shape)]
 
 
+def test_a_refused_model_names_megatrons_version():
+    pins = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]["megatron"]
+    assert pins == [f"megatron-core=={MEGATRON_VERSION}"]
+    ((_, message),) = LearnerConfig(kind="megatron").incompatibilities({"model_type": "gemma3"})
+    assert MEGATRON_VERSION in message
+
+
 @pytest.mark.parametrize(
     ("mesh", "shape"),
     [
+        ({}, DEEPSEEK),
+        ({}, DEEPSEEK | {"n_group": 8, "topk_group": 4, "rope_scaling": {"type": "yarn"}}),
+        ({}, DEEPSEEK | {"model_type": "deepseek_v2", "topk_method": "greedy", "n_group": 8, "topk_group": 4}),
+        ({"pipeline": 3, "pipeline_chunks": 2}, {"model_type": "qwen3_moe"} | SHAPE),
         ({}, {"model_type": "qwen3_moe"} | SHAPE),
         ({}, {"model_type": "mistral", "num_attention_heads": 4}),
         ({"shard": 2, "expert": 2, "context": 2}, {"model_type": "mixtral", "num_local_experts": 8}),

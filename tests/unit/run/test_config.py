@@ -357,11 +357,6 @@ REMOTE = ["tasks.0.reward=judge", "tasks.0.reward_options={address: 'http://j/v1
         (["cluster.debug=true", "learner.kind=megatron"], "cluster.debug"),
         (["algorithm.expert_balance=1", "learner.kind=deepspeed", "learner.mesh.shard=2"], "algorithm.expert_balance"),
         (["learner.kind=megatron", "learner.mesh={shard: 2, replicate: 2}"], "learner.mesh.replicate"),
-        (["learner.kind=megatron", "learner.mesh={tensor: 2}", "algorithm.rhythm.kind=local"], "learner.mesh"),
-        (
-            ["learner.mesh={context: 2, context_attention: keys}", "algorithm.rhythm.kind=local"],
-            "learner.mesh.context_attention",
-        ),
         (["meshes.critic={shard: 2}"], "meshes.critic"),
         (["meshes.teacher={}"], "meshes.teacher"),
         (["meshes.reference={shard: 2}"], "meshes.reference"),
@@ -460,6 +455,18 @@ def test_a_misspelt_name_is_refused_with_the_nearest(file, override, nearest):
     key, _, name = override.partition("=")
     error = refused(file, override)
     assert (error.key, error.value, error.suggestions) == (key, name, (nearest,)) and nearest in error.valid
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["learner.mesh={context: 2, context_attention: keys}"],
+        ["learner.kind=megatron", "learner.mesh={tensor: 2, context: 2, pipeline: 2}"],
+        ["learner.kind=deepspeed", "learner.mesh.shard=2"],
+    ],
+)
+def test_attention_is_read_on_every_mesh(file, overrides):
+    load(file, ["algorithm.rhythm.kind=local", *overrides], model=RunConfig)
 
 
 def test_a_critic_is_torchs_on_meshes_of_no_other_kind(file):
