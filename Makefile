@@ -99,6 +99,7 @@ figures: $(VENV)/.installed-dev  ## numbers of README and docs against results; 
 house: $(VENV)/.installed-dev  ## limits on the size and wording of the code and on the reading of its main path
 	python tools/house.py
 	python tools/reading_path.py
+	python tools/combinations.py
 
 release-check: $(VENV)/.installed-dev  ## build sdist and wheel, use the wheel where there is no repository, test in the sdist
 	python tools/release_check.py $(if $(QUICK),--quick)

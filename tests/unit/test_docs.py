@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from antiphon.core.config import load
-from antiphon.core.errors import UnsupportedError
+from antiphon.core.errors import ConfigError, UnsupportedError
 from antiphon.engines.config import EngineConfig
 from antiphon.learning.config import LearnerConfig
 from antiphon.run.config import RunConfig
@@ -23,6 +23,7 @@ from antiphon.tasks.config import TaskConfig
 from antiphon.tasks.environments import ENVIRONMENTS, environment_factory
 from antiphon.tasks.rewards import REWARDS as REGISTERED
 from antiphon.tasks.rewards import build_group_reward, build_reward
+from tools.combinations import PAGE, TABLE, make_table
 
 ROOT = Path(__file__).parents[2]
 
@@ -155,6 +156,15 @@ def test_support_matrix_has_all_engines_and_learners():
     named = [name for text in kinds for name in re.findall(r"`(\w+)`", text)]
     assert {"native", "vllm", "torch", "megatron"} <= set(named)
     assert [name for name in named if name not in page and name != "options"] == []
+
+
+def test_the_table_of_learners_is_that_of_their_checks():
+    """... and what it calls refused is refused in a run's configuration."""
+    assert make_table() == TABLE.search(PAGE.read_text(encoding="utf-8"))[0]
+    recipe = ROOT / "recipes/tiny_arithmetic/config.yaml"
+    with pytest.raises(ConfigError) as raised:
+        load(recipe, ("learner.kind=megatron", "learner.freeze=['lm_head.*']"), model=RunConfig)
+    assert raised.value.key == "learner.freeze"
 
 
 def test_the_table_of_cards_is_that_of_their_plans():
