@@ -8,18 +8,25 @@ model's image token.
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from antiphon.core.errors import RequestError
+from antiphon.core.errors import RequestError, UnsupportedError
 from antiphon.core.optional_packages import import_optional
 from antiphon.core.types import PlacedImage
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # of Pillow's, those that start no other program
-MOST_PIXELS = 1 << 26
+MOST_PIXELS = 1 << 24  # of an image
+MOST_BYTES = 64 << 20  # of its file
+CACHED_IMAGES = 64  # siblings of a group have the same
+
+# Model types that are compared with transformers in the tests. Others may attend to an image in both directions, as Gemma 3
+# does, or want more of it than is passed on here.
+FAMILIES = ("idefics3", "llava", "qwen2_5_vl", "qwen3_vl")
 
 
 def reads_images(config: Any) -> bool:
@@ -63,18 +70,28 @@ class VisionEncoder:
     """The parts of a vision-language model around its decoder."""
 
     def __init__(self, model: Any, directory: str) -> None:
-        """Use the encoder of `model`, and the settings of pixels in its directory."""
-        from transformers import AutoImageProcessor
-
+        """Use the encoder of `model`, and the settings of pixels in its directory, once there is an image."""
         self._model = model
         self._body = model.base_model
-        # Of the two implementations this one needs no more packages, and gives the same pixels on every machine.
-        self._processor = AutoImageProcessor.from_pretrained(directory, backend="pil")
+        self._directory = directory
         self.token = image_token(model.config)
+        self.pixels = lru_cache(maxsize=CACHED_IMAGES)(self._compute_pixels)
+        """Returns the `Pixels` of an image file; raises `RequestError` if it cannot be read or shown to the model."""
 
-    def pixels(self, data: bytes) -> Pixels:
-        """Return the pixels of an image file; `RequestError` if it cannot be read."""
-        return Pixels(dict(self._processor(images=[open_image(data)], return_tensors="pt")))
+    @cached_property
+    def _processor(self) -> Any:
+        from transformers import AutoImageProcessor
+
+        require_family(self._model.config)
+        # Of the two implementations this one needs no more packages, and gives the same pixels on every machine.
+        return AutoImageProcessor.from_pretrained(self._directory, backend="pil")
+
+    def _compute_pixels(self, data: bytes) -> Pixels:
+        image, processor = open_image(data), self._processor
+        try:
+            return Pixels(dict(processor(images=[image], return_tensors="pt")))
+        except Exception as error:  # named boundary: processors refuse some sizes, each with errors of its own
+            raise RequestError(f"an image of {image.width} x {image.height} pixels is refused: {error}") from error
 
     def features(self, pixels: Pixels) -> Tensor:
         """Compute the features [K, N, H] of an image with N tokens; with gradient if gradients are on.
@@ -141,9 +158,17 @@ class VisionEncoder:
         return positions[:, 0]
 
 
+def require_family(config: Any) -> None:
+    """Raise `UnsupportedError` for a vision-language model of a family that is not known to be computed correctly."""
+    if config.model_type not in FAMILIES:
+        message = f"models of the type {config.model_type!r} are not supported with images; those of {', '.join(FAMILIES)} are"
+        raise UnsupportedError(message)
+
+
 def image_token(config: Any) -> int:
     """Return the id of the token that stands for a part of an image."""
-    return int(getattr(config, "image_token_id", None) or config.image_token_index)
+    named = (getattr(config, name, None) for name in ("image_token_id", "image_token_index"))
+    return next((token for token in named if token is not None), -1)
 
 
 def encoder_parameters(model: Any) -> list[torch.nn.Parameter]:
@@ -153,13 +178,30 @@ def encoder_parameters(model: Any) -> list[torch.nn.Parameter]:
     return [each for each in model.parameters() if each.requires_grad and id(each) not in others]
 
 
-def open_image(data: bytes) -> Any:
-    """Return the image of Pillow in a file in memory, in RGB; `RequestError` if it is none, or has too many pixels."""
+def check_image(data: bytes) -> Any:
+    """Return the image of Pillow in a file in memory, of which only the header is read yet.
+
+    Raises:
+        RequestError: It is no image, of another format, or too large.
+    """
     pillow = import_optional("PIL.Image", "a prompt with images", package="pillow")
     try:
+        if len(data) > MOST_BYTES:
+            raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
         image = pillow.open(io.BytesIO(data), formats=FORMATS)
         if image.width * image.height > MOST_PIXELS:
             raise ValueError(f"{image.width} x {image.height} pixels are more than {MOST_PIXELS:,}")
-        return image.convert("RGB")
     except Exception as error:  # named boundary: Pillow raises all kinds of errors for files that are damaged
-        raise RequestError(f"an attached image of {len(data):,} bytes cannot be read: {error}") from error
+        reason = "it is none of " + ", ".join(FORMATS) if type(error).__name__ == "UnidentifiedImageError" else error
+        raise RequestError(f"an image of {len(data):,} bytes cannot be read: {reason}") from error
+    return image
+
+
+def open_image(data: bytes) -> Any:
+    """Return the image of Pillow in a file in memory, upright and in RGB; `RequestError` as `check_image`."""
+    operations = import_optional("PIL.ImageOps", "a prompt with images", package="pillow")
+    image = check_image(data)
+    try:
+        return operations.exif_transpose(image).convert("RGB")
+    except Exception as error:  # named boundary, as above
+        raise RequestError(f"an image of {len(data):,} bytes cannot be read: {error}") from error

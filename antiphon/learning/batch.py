@@ -137,7 +137,7 @@ def digest_batches(batches: Sequence[TrainBatch]) -> str:
         for pack in (pack for rank in update.packs for pack in rank):
             for name in PACK_ARRAYS:
                 found.update(np.ascontiguousarray(getattr(pack, name)).data)
-            found.update("".join(image.digest for image in pack.images).encode())
+            found.update(repr([(image.start, image.stop, image.digest) for image in pack.images]).encode())
             for spec in sorted(pack.streams, key=lambda spec: spec.name):
                 found.update(repr(spec).encode())
                 found.update(np.ascontiguousarray(pack.streams[spec]).data)

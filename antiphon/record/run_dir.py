@@ -6,7 +6,7 @@ runs/<name>/config.yaml      the resolved configuration
             summary.json     results of the run
             judges.json      what judges behind an address were asked, and what that cost
             ledger.db        the fate of every prompt, attempt and step
-            rollouts/        trajectories, in Parquet; their images, each once, in images/
+            rollouts/        trajectories, in Parquet; their images, each once, in _images/
             token_stats/     numbers of each token that was trained on, if asked for
             samples.jsonl    tables of sample rollouts, if there are trackers
             profile/         traces of the steps that are profiled, if asked for

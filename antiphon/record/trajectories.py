@@ -88,7 +88,7 @@ COLUMNS: Mapping[str, str] = {
     "turns": "turns of the segment, as JSON: place, reward, tool calls, timing",
     "streams": "further arrays with one row per token: name, dtype, shape of a row, bytes",
     "meta": "all other facts about the attempt, as JSON",
-    "images": "images of the segment, if any has some: place of their tokens, and name of the file in `rollouts/images/`",
+    "images": "images of the segment, if any has some: place of their tokens, and name of the file in `rollouts/_images/`",
 }
 
 _encode, _decode = msgspec.json.encode, msgspec.json.decode
@@ -135,13 +135,15 @@ _PER_TOKEN = ("tokens", "loss_mask", "logprobs", "versions")
 
 
 def digest(trajectory: Trajectory) -> int:
-    """Return the CRC-32 of a trajectory's tokens, mask, log-probs and versions."""
+    """Return the CRC-32 of a trajectory's tokens, mask, log-probs, versions and images."""
     if isinstance(trajectory.payload, PayloadReference):
         return trajectory.payload.digest
     found = 0
     for segment in trajectory.segments:
         for name in _PER_TOKEN:
             found = crc32(np.ascontiguousarray(getattr(segment, name)).data, found)
+        for image in segment.images:
+            found = crc32(f"{image.start}:{image.stop}:{image.digest}".encode(), found)
     return found
 
 

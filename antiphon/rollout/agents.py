@@ -33,6 +33,7 @@ from antiphon.sandbox.sessions.shell_sandbox import ShellSandbox
 from antiphon.tasks.base import Transcript
 
 TASK_VARIABLE = "ANTIPHON_TASK"
+MOST_OF_A_VARIABLE = 120_000  # characters: Linux starts no program with a variable of 128 KiB
 MAX_OUTPUT = 1 << 16  # last bytes of an agent's output that are kept
 MAX_SECONDS = 86_400.0  # time limit of a command in a box; that of the attempt is shorter
 INHERITED = ("PATH", "HOME", "LANG", "TMPDIR")  # environment variables that a command inherits
@@ -51,13 +52,16 @@ class Access:
         return f"{self.address}/v1"
 
     def environment(self, prompt: Prompt) -> Mapping[str, str]:
-        """Return environment variables that clients read, and the task."""
+        """Return environment variables that clients read, and the task; `AgentError` if that is too long for a variable."""
+        if len(task := describe_task(prompt)) > MOST_OF_A_VARIABLE:
+            reason = f"the task has {len(task):,} characters, such as those of images"
+            raise AgentError(f"{reason}; the variable of a command holds {MOST_OF_A_VARIABLE:,}")
         return {
             "OPENAI_BASE_URL": self.base_url,
             "OPENAI_API_KEY": self.key,
             "ANTHROPIC_BASE_URL": self.address,
             "ANTHROPIC_API_KEY": self.key,
-            TASK_VARIABLE: describe_task(prompt),
+            TASK_VARIABLE: task,
         }
 
 

@@ -25,7 +25,7 @@ from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.environment_call import EnvironmentCallError, call_environment, unparsed
 from antiphon.rollout.episode import ScoreTranscript, score_attempt
 from antiphon.rollout.episode_loop import EnvironmentFactory
-from antiphon.rollout.episode_recording import EpisodeRecording
+from antiphon.rollout.episode_recording import EpisodeRecording, observation_message
 from antiphon.tasks.base import Transcript, as_reset, as_step
 
 Ask = Callable[[Sequence[Message], Sampling], Awaitable[ChatReply]]  # raises `ChatRequestError`
@@ -93,7 +93,7 @@ class ChatEpisodes:
             recording.set_state(info)
             began, limit = clock(), self._config.episode_seconds
             for _ in range(self._config.max_turns):
-                recording.messages.append(Message("user", observation))
+                recording.messages.append(observation_message(observation, info))
                 if turns and 0 < limit < clock() - began:
                     break
                 turn, state_key = await self._answer(prompt, sampling, recording), recording.state_key

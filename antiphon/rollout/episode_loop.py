@@ -1,7 +1,7 @@
 """The turns of one episode: a completion, and if the task has an environment a step of it, until one side ends it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,7 +20,7 @@ from antiphon.core.types import (
 from antiphon.rollout.attempt import AttemptInputs
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.environment_call import call_environment, unparsed
-from antiphon.rollout.episode_recording import EpisodeRecording
+from antiphon.rollout.episode_recording import EpisodeRecording, observation_message
 from antiphon.rollout.prompt_encoding import PromptEncoder
 from antiphon.tasks.base import Environment, as_reset, as_step
 
@@ -93,7 +93,7 @@ class EpisodeLoop:
         seed = derive(prompt.seed, "environment")
         observation, info = await self._queue(as_reset, self._environment.reset, seed)
         recording.set_state(info)
-        recording.messages.append(_observation(observation, info))
+        recording.messages.append(observation_message(observation, info))
         recording.begin_segment(encoder.encode(recording.messages))
 
     def _tokens_left(self) -> int:
@@ -144,7 +144,7 @@ class EpisodeLoop:
         if terminated or truncated or last or recording.truncated:
             recording.truncated = recording.truncated or not terminated
             return False
-        recording.messages.append(_observation(observation, info))
+        recording.messages.append(observation_message(observation, info))
         return True
 
     def _prompt_with_observation(self) -> None:
@@ -173,8 +173,3 @@ class EpisodeLoop:
 
     async def _call(self, parse: Callable[[Any], Any], method: Callable[..., Any], *args: Any) -> Any:
         return await call_environment(self._config.environment_timeout, parse, method, *args)
-
-
-def _observation(text: str, info: Mapping[str, Any]) -> Message:
-    """Return an observation as a message, with the images that the environment names in its `info`."""
-    return Message("user", text, images=tuple(info.get("images", ())))

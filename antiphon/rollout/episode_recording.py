@@ -127,3 +127,8 @@ class EpisodeRecording:
         if "success" in self.measured:
             means["success"] = self.measured["success"][-1]
         return means | {"turns": float(turns)}
+
+
+def observation_message(text: str, info: Mapping[str, Any]) -> Message:
+    """Return an observation as a message, with the images that the environment names in its `info`."""
+    return Message("user", text, images=tuple(info.get("images", ())))

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from antiphon.core.blocking import run_blocking
 from antiphon.core.errors import ConfigError
 from antiphon.core.types import AttemptId, Message, PolicyVersion, Prompt, Trajectory
+from antiphon.core.types.completions import data_url
 from antiphon.record.run_dir import atomic_write
 from antiphon.rollout.attempt import UnscoredAttempt
 from antiphon.rollout.evaluation import TaskPlan
@@ -83,8 +84,10 @@ class GeneratedSample:
 
     def example(self) -> dict[str, Any]:
         """Return a row of data for supervised fine-tuning."""
-        response = self.attempt.transcript.response
-        return {"id": self.prompt.id, "prompt": _plain(self.prompt.messages), "response": response, "score": self.score}
+        response, messages = self.attempt.transcript.response, self.prompt.messages
+        images = [data_url(image) for message in messages for image in message.images]
+        shown = {"images": images} if images else {}
+        return {"id": self.prompt.id, "prompt": _plain(messages), **shown, "response": response, "score": self.score}
 
 
 def load_data(config: RunConfig, data: Path, task: str = "", limit: int = 0) -> list[Prompt]:
@@ -100,7 +103,7 @@ def load_data(config: RunConfig, data: Path, task: str = "", limit: int = 0) -> 
         raise ConfigError(f"{str(data)!r} must be a file that ends in {' or '.join(SOURCES)}", key="--data")
     chosen = _choose_task(config, task)
     known = chosen.prompts or chosen.test
-    column = {"prompt_column": known.prompt_column} if known else {}
+    column = {"prompt_column": known.prompt_column, "image_column": known.image_column} if known else {}
     prompts = PromptsConfig(source=SOURCES[data.suffix], path=str(data), limit=limit, **column)
     return load_prompts(chosen, prompts, config.seed, config.tasks)
 

@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from antiphon.core.errors import DataError, RequestError
+from antiphon.core.errors import DataError, UnsupportedError
 from antiphon.core.types import IMAGE_MARKER, IntArray, Message, PlacedImage
-
-CACHED_IMAGES = 64  # siblings of a group have the same
 
 
 def template_content(message: Message) -> str | list[dict[str, str]]:
@@ -64,15 +62,17 @@ class ImageTokens:
         """Load the processor; `DataError` if the model reads no images."""
         from transformers import AutoConfig  # it imports torch, which only runs with images need here
 
-        from antiphon.core.vision import image_token, reads_images
+        from antiphon.core.vision import CACHED_IMAGES, image_token, reads_images, require_family
 
         try:
             config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
             if not reads_images(config):
                 raise DataError("it reads text only")
+            require_family(config)
             self._processor = _load_processor(directory, config)
         except (
             DataError,
+            UnsupportedError,
             OSError,
             ValueError,
             ImportError,
@@ -89,6 +89,10 @@ class ImageTokens:
         self, text: str, images: Sequence[bytes], *, add_special_tokens: bool
     ) -> tuple[IntArray, tuple[PlacedImage, ...]]:
         """Return the tokens of a rendered text with a marker for each image, and the images' places in them."""
+        if text.count(self.marker) != len(images):
+            raise DataError(
+                f"a prompt with {len(images)} images has {text.count(self.marker)} times {self.marker!r} in its text"
+            )
         tokens = self._process(text, images, add_special_tokens)
         places = np.flatnonzero(tokens == self._token)
         counts = [self._count(image) for image in images]
@@ -109,13 +113,15 @@ class ImageTokens:
         return int((self._process(self.marker, [image], False) == self._token).sum())
 
     def _process(self, text: str, images: Sequence[bytes], add_special_tokens: bool) -> IntArray:
-        from antiphon.core.vision import open_image
+        from antiphon.core.vision import check_image, open_image
 
         try:
+            for image in images:
+                check_image(image)  # all headers, before any of them takes memory
             opened = [open_image(image) for image in images]
-        except RequestError as error:
-            raise DataError(str(error)) from error
-        found = self._processor(text=[text], images=[opened], add_special_tokens=add_special_tokens)
+            found = self._processor(text=[text], images=[opened], add_special_tokens=add_special_tokens)
+        except Exception as error:  # named boundary: processors refuse some images, each with errors of its own
+            raise DataError(f"the model cannot be shown the images of a prompt: {error}") from error
         tokens = np.asarray(found["input_ids"][0], np.int32)
         tokens.setflags(write=False)
         return tokens

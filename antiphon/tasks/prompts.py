@@ -39,6 +39,7 @@ SOURCES = Registry(
     group="antiphon.prompt_sources",
 )
 
+IMAGE_COLUMN = PromptsConfig.model_fields["image_column"].default
 _ROLES = get_args(get_type_hints(Message)["role"])
 
 
@@ -146,10 +147,13 @@ def _make_prompt(
     if prompts.prompt_column not in payload:
         raise place.error(_missing_column("prompt_column", prompts.prompt_column, list(payload)))
     messages = _messages(payload[prompts.prompt_column], place)
-    if prompts.image_column in payload:
+    given = payload.pop(prompts.image_column, None)
+    if given is None and prompts.image_column != IMAGE_COLUMN and prompts.image_column not in row:
+        raise place.error(_missing_column("image_column", prompts.image_column, list(payload)))
+    if given is not None or _has_parts(row[prompts.prompt_column]):
         path, column = Path(prompts.path), replace(place, column=prompts.image_column)
         directory = path if path.is_dir() else path.parent
-        images = read_images(payload.pop(prompts.image_column), directory, column.error)
+        images = read_images([] if given is None else given, directory, column.error)
         messages = place_images(messages, images, place.error)
     if messages[-1].role == "assistant":
         raise place.error("the last message is the assistant's, which gives the answer away: a prompt ends before it")
@@ -188,6 +192,11 @@ def _messages(value: Any, place: _Place) -> tuple[Message, ...]:
     if not isinstance(value, list) or not value:
         raise place.error(f"holds {type(value).__name__}, expected a string or a list of messages")
     return tuple(_message(item, place) for item in value)
+
+
+def _has_parts(value: Any) -> bool:
+    """Return True if the content of a message is a list of texts and images."""
+    return isinstance(value, list) and any(isinstance(each.get("content"), list) for each in value)
 
 
 def _message(item: Any, place: _Place) -> Message:

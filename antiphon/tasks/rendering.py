@@ -29,6 +29,9 @@ class Renderer:
             message = f"{directory} has no tokenizer.json; write one there with AutoTokenizer's save_pretrained"
             raise DataError(message, path=self.directory / "tokenizer.json")
         self._tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(str(directory), local_files_only=True)
+        legacy = self.directory / "chat_template.json"  # where processors had it before
+        if not self._tokenizer.chat_template and legacy.is_file():
+            self._tokenizer.chat_template = json.loads(legacy.read_text(encoding="utf-8")).get("chat_template")
         self._encode = lru_cache(maxsize=CACHED_TEXTS)(self._encode_uncached)
         self._images = cache(partial(ImageTokens, self.directory))
         self.eos_ids = self._read_eos_ids()

@@ -1,5 +1,7 @@
 """Vision-language models: engine and learner compute what transformers computes with its own processor."""
 
+import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +10,7 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from antiphon.algorithms.config import AlgorithmConfig
+from antiphon.core.errors import DataError, RequestError
 from antiphon.core.types import (
     AttemptId,
     GenerateRequest,
@@ -263,3 +266,41 @@ def test_images_of_one_size_do_not_share_a_prefix():
     one, same, other = (with_image(data) for data in (b"one", b"one", b"other"))
     assert one.token_keys().tolist() == same.token_keys().tolist() != other.token_keys().tolist()
     assert (one.token_keys() == other.token_keys()).tolist() == [True, False, False, False, True, True]
+
+
+def test_image_that_cannot_be_shown_fails_alone(directory):
+    engine, oracle = open_engine(directory), Oracle(directory)
+    good = make_request(directory, "two", CONVERSATIONS["two"])
+    bad = [PlacedImage(b"no image", image.start, image.stop) for image in good.attachments]
+    short = [replace(good.attachments[0], stop=good.attachments[0].stop - 1), good.attachments[1]]
+    engine.add(good)
+    for name, images in {"bad": bad, "short": short, "outside": [replace(good.attachments[0], stop=999)]}.items():
+        with pytest.raises(RequestError):
+            engine.add(replace(good, id=name, attachments=tuple(images)))
+    (said, logprobs) = run(engine)["two"]
+    with torch.no_grad():
+        np.testing.assert_allclose(logprobs, oracle.logprobs(CONVERSATIONS["two"], said), atol=2e-5)
+
+
+def test_markers_of_the_model_in_texts_are_refused(directory):
+    marker = Renderer(directory)._images().marker
+    messages = [*CONVERSATIONS["two"], Message("assistant", f"a {marker}"), Message("user", "so?")]
+    with pytest.raises(DataError):
+        encode(directory, messages)
+
+
+def test_families_that_were_not_compared_are_refused(directory, tmp_path):
+    shutil.copytree(directory, tmp_path / "other")
+    config = json.loads((tmp_path / "other" / "config.json").read_text())
+    (tmp_path / "other" / "config.json").write_text(json.dumps(config | {"model_type": "gemma3"}))
+    with pytest.raises(DataError):
+        encode(tmp_path / "other", CONVERSATIONS["two"])
+
+
+def test_model_without_processor_reads_text(directory, tmp_path):
+    place = shutil.copytree(directory, tmp_path / "bare")
+    for file in place.glob("*processor_config.json"):
+        file.unlink()
+    engine = open_engine(place)
+    engine.add(make_request(place, "text", CONVERSATIONS["text"]))
+    assert len(run(engine)["text"][0]) > 0

@@ -19,6 +19,8 @@ from antiphon.inspect.replay import replay
 from antiphon.record.trajectories import read
 from antiphon.run import commands
 from antiphon.run.config import RunConfig
+from antiphon.tasks.config import PromptsConfig, TaskConfig
+from antiphon.tasks.prompts import load_prompts
 from tests.vision_models import picture, write_vision_model
 
 COLORS = {"r": (230, 20, 20), "g": (20, 220, 20), "b": (20, 20, 230)}
@@ -124,7 +126,7 @@ def test_it_learns_to_name_what_it_sees(colors):
     assert check(colors) == 60
     run = colors.folder / "runs" / "run"
     shown = {image.data for each in recorded(colors) for segment in each.segments for image in segment.images}
-    assert len(shown) == 12 == len(list((run / "rollouts" / "images").iterdir()))
+    assert len(shown) == 12 == len(list((run / "rollouts" / "_images").iterdir()))
     trained = AutoModelForImageTextToText.from_pretrained(max((run / "checkpoints").iterdir()))
     before = AutoModelForImageTextToText.from_pretrained(colors.model).state_dict()
     changed = {name.split(".")[1] for name, tensor in trained.state_dict().items() if not tensor.equal(before[name])}
@@ -221,3 +223,15 @@ def test_fine_tuning_before_training_sees_images(colors):
     sections["sft"]["optimizer"] = {"learning_rate": 1e-2}
     assert train(colors, "steps=1", **sections) == 0
     assert colors.summary()["accuracy_before"] == 1.0
+
+
+def test_generated_examples_have_the_images(colors):
+    out, good = colors.folder / "samples.parquet", colors.folder / "best.jsonl"
+    model, config = str(colors.model), str(colors.config(**settings(colors)))
+    files = ["--data", str(colors.folder / "colors.parquet"), "--out", str(out), "--best", str(good)]
+    done = colors.run("generate", model, "--config", config, *files)
+    assert done.returncode == 0, done.stderr
+    prompts = PromptsConfig(source="jsonl", path=str(good))
+    found = load_prompts(TaskConfig(name="good", prompts=prompts), prompts, 0)
+    shown = {row["images"][0]["bytes"] for row in pq.read_table(colors.folder / "colors.parquet").to_pylist()}
+    assert {image for prompt in found for image in prompt.messages[0].images} == shown and len(found) == 12

@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -46,7 +47,7 @@ class Message:
         parts: list[dict[str, Any]] = []
         for number, text in enumerate(self.content.split(IMAGE_MARKER)):
             if 0 < number <= len(self.images):
-                parts.append({"type": "image_url", "image_url": {"url": _data_url(self.images[number - 1])}})
+                parts.append({"type": "image_url", "image_url": {"url": data_url(self.images[number - 1])}})
             parts += [{"type": "text", "text": text}] if text else []
         return {"role": self.role, "content": parts}
 
@@ -57,9 +58,15 @@ IMAGE_MARKER = "<image>"
 _BEGINNINGS = {b"\x89PNG": "png", b"\xff\xd8": "jpeg", b"RIFF": "webp", b"GIF8": "gif", b"BM": "bmp"}
 
 
-def _data_url(image: bytes) -> str:
+def data_url(image: bytes) -> str:
+    """Return an image file as a data URL in base64."""
     kind = next((name for beginning, name in _BEGINNINGS.items() if image.startswith(beginning)), "png")
     return f"data:image/{kind};base64,{base64.b64encode(image).decode()}"
+
+
+@lru_cache(maxsize=256)
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 @quick_to_pickle
@@ -80,7 +87,7 @@ class PlacedImage:
     @property
     def digest(self) -> str:
         """Hexadecimal digest of the file."""
-        return hashlib.blake2b(self.data, digest_size=16).hexdigest()
+        return _digest(self.data)
 
     def shifted(self, tokens: int) -> "PlacedImage":
         """Return the image with its place moved by so many tokens."""

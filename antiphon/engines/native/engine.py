@@ -118,6 +118,8 @@ class NativeEngine:
         """Queue a request. `RequestError` if it cannot be run here, or if its id is in use."""
         decodes, sees = self._tokenizer is not None, self._images is not None
         validate_request(request, self.max_length, self.vocabulary, decodes=decodes, reads_images=sees)
+        if self._images is not None:
+            self._images.check(request, self._weights_id)
         self._queue.add(request)
 
     def abort(self, request: str) -> None:
@@ -217,7 +219,7 @@ class NativeEngine:
         marked = self._images.mark(request) if self._images is not None else None
         slot = self._table.admit(request, self._weights_id, marked)
         if self._images is not None:
-            self._images.occupy(slot, request, self._device)
+            self._images.occupy(slot, request)
         if (rule := StopRule.of(request)) is not None:
             self._rules[slot] = rule
         return slot

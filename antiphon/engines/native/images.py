@@ -4,6 +4,7 @@ The tokens of an image all have one id, whichever image it is. In the slot table
 the image's digest: the comparison of prefixes, which finds what other slots have computed, so tells images apart.
 """
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from antiphon.core.errors import RequestError
 from antiphon.core.types import GenerateRequest, IntArray
-from antiphon.core.vision import Pixels, VisionEncoder
+from antiphon.core.vision import CACHED_IMAGES, VisionEncoder
 from antiphon.engines.native.attention import FlatBatch
 from antiphon.engines.native.slots import Indices
 
@@ -21,13 +23,10 @@ from antiphon.engines.native.slots import Indices
 class _Prompt:
     """A request with images: the places of their tokens, and the positions of its tokens."""
 
-    images: tuple[tuple[str, Tensor], ...]  # digest and places [N] of each
+    images: tuple[tuple[bytes, Indices], ...]  # file and places [N] of each
+    stop: int  # one past the last of these places
     positions: Tensor | None  # [3, P] in the rotary embedding; None if they are plain
-
-    @property
-    def offset(self) -> int:
-        """Difference between the position of a token behind the prompt and its place."""
-        return 0 if self.positions is None else int(self.positions.max()) + 1 - self.positions.shape[1]
+    offset: int  # difference between the position of a token behind the prompt and its place
 
 
 class SlotImages:
@@ -37,10 +36,22 @@ class SlotImages:
         self._encoder = VisionEncoder(model, directory)
         self._decoder = model.get_decoder()
         self._head = model.get_output_embeddings()
+        self._device = next(model.parameters()).device
         self._prompts: dict[int, _Prompt] = {}  # by slot, those with images
-        self._pixels: dict[str, Pixels] = {}  # by digest, of the images of these
-        self._features: dict[str, Tensor] = {}  # by digest, computed with the weights of `_weights_id`
+        self._features: OrderedDict[bytes, Tensor] = (
+            OrderedDict()
+        )  # by file, computed with the weights of `_weights_id`
         self._weights_id = -1
+
+    @torch.inference_mode()
+    def check(self, request: GenerateRequest, weights_id: int) -> None:
+        """Raise `RequestError` or `UnsupportedError` for images that the model cannot be shown."""
+        self._use_weights(weights_id)
+        for image in request.attachments:
+            own = int((request.tokens[image.start : image.stop] == self._encoder.token).sum())
+            if (features := self._compute(image.data).shape[1]) != own:
+                message = f"an image has {own} tokens, and the model computes {features} features of it"
+                raise RequestError(f"request {request.id!r}: {message}")
 
     def mark(self, request: GenerateRequest) -> IntArray:
         """Return the tokens [P] of a request as the slot table has them."""
@@ -51,26 +62,24 @@ class SlotImages:
             tokens[places] = -numbers.astype(np.int32)
         return tokens
 
-    def occupy(self, slot: int, request: GenerateRequest, device: torch.device) -> None:
+    def occupy(self, slot: int, request: GenerateRequest) -> None:
         """Note the request that a slot runs."""
-        if not (images := request.attachments):
-            return
-        for image in images:
-            self._pixels.setdefault(image.digest, self._encoder.pixels(image.data))
-        tokens = torch.from_numpy(request.tokens.astype(np.int64))
-        positions = self._encoder.positions(tokens, images, [self._pixels[image.digest] for image in images])
-        self._prompts[slot] = _Prompt(
-            tuple((image.digest, self._encoder.tokens_of(tokens, image).to(device)) for image in images),
-            None if positions is None else positions.to(device),
+        if request.attachments:
+            self._prompts[slot] = self._describe(request)
+
+    def _describe(self, request: GenerateRequest) -> _Prompt:
+        tokens, images = torch.from_numpy(request.tokens.astype(np.int64)), request.attachments
+        positions = self._encoder.positions(tokens, images, [self._encoder.pixels(image.data) for image in images])
+        return _Prompt(
+            images=tuple((image.data, self._encoder.tokens_of(tokens, image).numpy()) for image in images),
+            stop=images[-1].stop,
+            positions=None if positions is None else positions.to(self._device),
+            offset=0 if positions is None else int(positions.max()) + 1 - positions.shape[1],
         )
 
     def release(self, slot: int) -> None:
         """Forget the images of a slot."""
-        if self._prompts.pop(slot, None) is not None:
-            used = {digest for prompt in self._prompts.values() for digest, _ in prompt.images}
-            for digest in self._pixels.keys() - used:
-                del self._pixels[digest]
-                self._features.pop(digest, None)
+        self._prompts.pop(slot, None)
 
     def run(self, tokens: Tensor, slots: Indices, keep: Tensor | int, batch: FlatBatch, weights_id: int) -> Tensor:
         """Run the model on tokens [T] of slots; return the logits [R, V] of the rows `keep`, or with 0 of all.
@@ -82,9 +91,7 @@ class SlotImages:
             batch: Where the tokens are in their sequences and in the KV cache.
             weights_id: Of the present weights; what others have computed is forgotten.
         """
-        if weights_id != self._weights_id:
-            self._features.clear()
-            self._weights_id = weights_id
+        self._use_weights(weights_id)
         given = self._decoder_inputs(tokens, slots, batch.positions)
         hidden = self._decoder(**given, use_cache=False, slot_batch=batch).last_hidden_state[0]
         logits: Tensor = self._head(hidden if isinstance(keep, int) else hidden[keep])
@@ -92,27 +99,37 @@ class SlotImages:
 
     def _decoder_inputs(self, tokens: Tensor, slots: Indices, positions: Tensor) -> dict[str, Any]:
         """Return the keyword arguments of the decoder, with positions [1, T] or [3, 1, T] in the rotary embedding."""
-        own = tokens.clamp(min=0)
-        rotary = positions.expand(3, -1).clone()
-        rows, features, multiple = list[Tensor](), list[Tensor](), False
-        for slot in self._prompts.keys() & set(slots.tolist()):
-            prompt, here = self._prompts[slot], torch.from_numpy(np.flatnonzero(slots == slot)).to(positions.device)
-            begin = int(positions[here[0]])
+        known = self._prompts.keys() & set(slots.tolist())
+        own, begins = tokens.clamp(min=0), positions.cpu().numpy() if known else None
+        rotary, multiple = positions.expand(3, -1).clone(), False
+        rows, features = list[Tensor](), list[Tensor]()
+        for slot in known:
+            prompt, here = self._prompts[slot], np.flatnonzero(slots == slot)
+            assert begins is not None
+            begin = int(begins[here[0]])
             end = begin + len(here)  # the tokens of a slot follow one another
-            for digest, places in prompt.images:
+            for data, places in prompt.images if begin < prompt.stop else ():
                 inside = (places >= begin) & (places < end)
                 if inside.any():
-                    rows.append(here[places[inside] - begin])
-                    features.append(self._compute(digest)[:, inside])
+                    rows.append(torch.from_numpy(here[places[inside] - begin]).to(positions.device))
+                    features.append(self._compute(data)[:, torch.from_numpy(inside)])
             if prompt.positions is not None:
-                known = prompt.positions[:, begin:end]
+                inside_prompt = prompt.positions[:, begin:end]
                 rotary[:, here] += prompt.offset
-                rotary[:, here[: known.shape[1]]] = known
+                rotary[:, here[: inside_prompt.shape[1]]] = inside_prompt
                 multiple = True
         rotary = rotary[:, None] if multiple else positions[None]
         return self._encoder.decoder_inputs(own, rows, features) | {"position_ids": rotary}
 
-    def _compute(self, digest: str) -> Tensor:
-        if digest not in self._features:
-            self._features[digest] = self._encoder.features(self._pixels[digest])
-        return self._features[digest]
+    def _use_weights(self, weights_id: int) -> None:
+        if weights_id != self._weights_id:
+            self._features.clear()
+            self._weights_id = weights_id
+
+    def _compute(self, data: bytes) -> Tensor:
+        """Return the features of an image; those that were used last are kept."""
+        features = self._features.pop(data, None)
+        self._features[data] = self._encoder.features(self._encoder.pixels(data)) if features is None else features
+        if len(self._features) > CACHED_IMAGES:
+            self._features.popitem(last=False)
+        return self._features[data]

@@ -22,7 +22,7 @@ def decoder_inputs(encoder: VisionEncoder, pack: Pack, tokens: Tensor, positions
         tokens: Its tokens [T].
         positions: The place [T] of each in its sequence.
     """
-    pixels = {image.data: encoder.pixels(image.data) for image in pack.images}
+    pixels = {data: encoder.pixels(data) for data in {image.data: None for image in pack.images}}
     features = {data: encoder.features(found) for data, found in pixels.items()}
     places = [encoder.tokens_of(tokens, image) for image in pack.images]
     given = encoder.decoder_inputs(tokens, places, [features[image.data] for image in pack.images])

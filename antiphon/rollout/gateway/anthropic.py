@@ -74,8 +74,7 @@ def _messages(item: Mapping[str, Any], at: str) -> list[Message]:
         if kind == "text":
             text.append(parse_text(block.get("text"), f"{here}.text"))
         elif kind == "image" and role == "user":
-            source = get_field(block, "source", dict, {}, f"{here}.")
-            images.append(decode_image(get_field(source, "data", str, "", f"{here}.source."), f"{here}.source.data"))
+            images.append(_image(block, here))
             text.append(IMAGE_MARKER)
         elif kind == "tool_use" and role == "assistant":
             identity = get_field(block, "id", str, "", f"{here}.")
@@ -88,12 +87,38 @@ def _messages(item: Mapping[str, Any], at: str) -> list[Message]:
             )
         elif kind == "tool_result" and role == "user":
             answered = get_field(block, "tool_use_id", str, "", f"{here}.")
-            found.append(Message("tool", parse_text(block.get("content"), f"{here}.content"), tool_call_id=answered))
+            result, shown = _tool_result(block.get("content"), f"{here}.content")
+            found.append(Message("tool", result, tool_call_id=answered, images=shown))
         elif kind not in THINKING:
             raise ApiError(f"{here}: {kind!r} in a message of the {role} is not supported here")
     if text or calls or not found:
-        found.append(Message(role, "\n".join(text), tuple(calls), images=tuple(images)))  # type: ignore[arg-type]
+        joined = ("" if images else "\n").join(text)
+        found.append(Message(role, joined, tuple(calls), images=tuple(images)))  # type: ignore[arg-type]
     return found
+
+
+def _tool_result(content: Any, at: str) -> tuple[str, tuple[bytes, ...]]:
+    """Return the text of a tool's result, with a marker for each image, and the images."""
+    blocks = content if isinstance(content, list) else []
+    if not any(isinstance(block, dict) and block.get("type") == "image" for block in blocks):
+        return parse_text(content, at), ()
+    texts, images = list[str](), list[bytes]()
+    for number, block in enumerate(blocks):
+        here = f"{at}[{number}]"
+        if isinstance(block, dict) and block.get("type") == "image":
+            images.append(_image(block, here))
+            texts.append(IMAGE_MARKER)
+        else:
+            texts.append(parse_text([block], here))
+    return "".join(texts), tuple(images)
+
+
+def _image(block: Mapping[str, Any], at: str) -> bytes:
+    """Return the file of an image block; nothing is fetched from elsewhere."""
+    source = get_field(block, "source", dict, {}, f"{at}.")
+    if source.get("type") != "base64":
+        raise ApiError(f"{at}.source.type: {source.get('type')!r} is not base64; images are not fetched")
+    return decode_image(get_field(source, "data", str, "", f"{at}.source."), f"{at}.source.data")
 
 
 def _tool(tool: Mapping[str, Any], at: str) -> Mapping[str, Any]:

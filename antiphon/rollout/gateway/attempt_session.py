@@ -94,7 +94,9 @@ class AttemptSession(Session):
         if len(request.prompts) != 1:
             raise ApiError("prompt: an attempt completes one text a request", code="unsupported_parameter")
         prepared = self._prepare(super().prepare_completion, request)
-        return replace(prepared, draft=self._recorder.start_text(prepared.prompt))
+        draft = self._recorder.start_text(prepared.prompt)  # it may go on from a turn with images
+        requests = [replace(request, attachments=draft.images) for request in prepared.requests]
+        return replace(prepared, draft=draft, requests=requests)
 
     def _prepare(self, prepare: Callable[[R], PreparedRequest], request: R) -> PreparedRequest:
         try:

@@ -85,8 +85,8 @@ class PromptDraft:
     @property
     def images(self) -> tuple[PlacedImage, ...]:
         """All images of the prompt, with their places in it."""
-        before = () if self.parent is None else self.parent.draft.images
-        return (*before, *(image.shifted(self.length - len(self.added)) for image in self.added_images))
+        drafts = [*(turn.draft for turn in (self.parent.path() if self.parent else ())), self]
+        return tuple(image.shifted(draft.length - len(draft.added)) for draft in drafts for image in draft.added_images)
 
     @property
     def tokens(self) -> IntArray:

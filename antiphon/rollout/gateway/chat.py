@@ -1,7 +1,6 @@
 """Chat requests and replies independent of the protocol, and functions that read fields of request bodies."""
 
 import base64
-import binascii
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -142,7 +141,7 @@ def parse_content(value: Any, at: str) -> tuple[str, tuple[bytes, ...]]:
             texts.append(_text_of_block(block, f"{at}[{number}]"))
             if IMAGE_MARKER in texts[-1]:
                 raise ApiError(f"{at}[{number}]: {IMAGE_MARKER} in a text would stand for an image")
-    return "\n".join(texts), tuple(images)
+    return "".join(texts), tuple(images)
 
 
 def parse_text(value: Any, at: str) -> str:
@@ -175,7 +174,7 @@ def decode_image(content: str, at: str) -> bytes:
     """Return the bytes of an image in base64."""
     try:
         return base64.b64decode(content, validate=True)
-    except binascii.Error as error:
+    except ValueError as error:
         raise ApiError(f"{at}: is no base64: {error}") from error
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pyarrow as pa
 import pytest
 
@@ -210,7 +211,8 @@ def test_images_are_kept_once_and_found_again(tmp_path):
     images = [each.segments[0].images for each in found.trajectories]
     assert [[image.data for image in each] for each in images] == [[b"a"], [b"a", b"b"], [], [b"b"]]
     assert images[1][1] == PlacedImage(b"b", 2, 4)
-    assert len(list((tmp_path / "images").iterdir())) == 2
+    assert len(list((tmp_path / "_images").iterdir())) == 2
+    assert len(pandas.read_parquet(tmp_path)) == 4  # as the page on the record reads it
     one = references[1].payload
     assert trajectories.read_attempt(tmp_path / one.file, one.attempt).segments[0].images == images[1]
 
@@ -221,8 +223,13 @@ def test_images_are_kept_once_and_found_again(tmp_path):
 def test_image_that_is_not_the_recorded_one_is_named(tmp_path, damage):
     files = PayloadWriter(tmp_path, "lineage-2-rollout-0", 2)
     written = asyncio.run(files.write(with_images(0, b"a")))
-    (image,) = (tmp_path / "images").iterdir()
+    (image,) = (tmp_path / "_images").iterdir()
     damage(image)
     with pytest.raises(RecordError) as raised:
         PayloadReader(tmp_path).fetch([group(written)])
     assert image.name in str(raised.value)
+
+
+def test_exchanged_images_are_another_trajectory():
+    one, other, moved = with_images(0, b"a", b"b"), with_images(0, b"b", b"a"), with_images(0, b"a")
+    assert len({trajectories.digest(each) for each in (one, other, moved)}) == 3

@@ -14,8 +14,16 @@ import pytest
 
 from antiphon.core.deadlines import Deadlines
 from antiphon.core.errors import ConfigError, WorkerDiedError
-from antiphon.core.types import AttemptId, FinishReason
-from antiphon.rollout.agents import BoxedAgent, FunctionAgent, UnconfinedAgent, command_agent, run_agent
+from antiphon.core.types import AttemptId, FinishReason, Message, Prompt
+from antiphon.rollout.agents import (
+    Access,
+    AgentError,
+    BoxedAgent,
+    FunctionAgent,
+    UnconfinedAgent,
+    command_agent,
+    run_agent,
+)
 from antiphon.rollout.attempt import AttemptInputs
 from antiphon.rollout.gateway.server import Gateway
 from antiphon.sandbox.sessions.runtime_dirs import RuntimeDirs
@@ -126,6 +134,12 @@ def test_a_command_gets_the_task_and_nothing_that_is_secret(renderer, monkeypatc
     assert outcome.failure is None, outcome.failure
     assert outcome.result == "42 ['id', 'messages', 'seed', 'task'] None\n"
     assert outcome.captured.counts.turns == 1
+
+
+def test_task_too_long_for_a_variable_is_a_failure():
+    message = Message("user", "<image>", images=(bytes(100_000),))
+    with pytest.raises(AgentError):
+        Access("http://127.0.0.1:9", "key").environment(Prompt(id="p", task="t", messages=(message,)))
 
 
 @pytest.mark.commands("bwrap")

@@ -71,6 +71,25 @@ def test_an_episode_is_that_of_an_engine(finish, broken, max_turns):
     assert all(world.closed for world in worlds)
 
 
+def test_what_an_environment_shows_is_sent():
+    shown = []
+
+    class Pictures(Countdown):
+        def reset(self, seed):
+            return "look <image>", {"images": [b"first"]}
+
+        def step(self, action):
+            return "and <image>", 0.0, False, False, {"images": [b"second"]}
+
+    async def ask(messages, sampling):
+        shown.append([message.images for message in messages if message.role == "user"])
+        return ChatReply("ok", False)
+
+    config = RolloutConfig(groups_per_step=1, sampling={"max_tokens": 8}, max_turns=2)
+    play(ChatEpisodes(ask, config, judge, {"t": lambda _: Pictures()}))
+    assert [images[-1] for images in shown] == [(b"first",), (b"second",)]
+
+
 @pytest.mark.parametrize("seconds", [0.01, 600.0])
 def test_an_episode_ends_when_its_time_is_up(seconds):
     class Slow(Countdown):

@@ -2,15 +2,17 @@
 
 import asyncio
 import base64
+import sys
 
 import numpy as np
 import pytest
 
 from antiphon.core.types import FinishReason, Message
-from antiphon.rollout.gateway import anthropic, openai
+from antiphon.rollout.gateway import anthropic, completions, openai
+from antiphon.rollout.gateway.capture import PromptDraft
 from antiphon.rollout.gateway.chat import ApiError
 from antiphon.tasks.rendering import Renderer
-from tests.unit.rollout.gateway_support import TEMPLATES, Logger, attempt, make
+from tests.unit.rollout.gateway_support import SAMPLING, TEMPLATES, Logger, attempt, make
 from tests.vision_models import picture, write_vision_model
 
 RED, GREEN = picture((255, 0, 0)), picture((0, 255, 0), (50, 30))
@@ -49,7 +51,7 @@ def test_conversation_with_images_is_one_segment(renderer, protocol, block):
     first = {"role": "user", "content": [text("is "), block(RED), text("green?")]}
     reply = ask(session, protocol, first)
     ask(session, protocol, first, reply, {"role": "user", "content": [block(GREEN), text("is?")]})
-    whole, _ = renderer.encode_images([Message("user", "is \n<image>\ngreen?", images=(RED,))])
+    whole, _ = renderer.encode_images([Message("user", "is <image>green?", images=(RED,))])
     (one, _), (two, _) = engine.log
     assert one.tokens.tolist() == whole.tolist()
     assert [image.data for image in one.attachments] == [RED]
@@ -96,3 +98,40 @@ def test_model_that_reads_text_refuses_images(tmp_path):
     session = attempt(blind := make(tmp_path, TEMPLATES["plain"]), Logger(blind))
     with pytest.raises(ApiError):
         ask(session, openai, {"role": "user", "content": [data_url(RED)]})
+
+
+def test_tools_answer_with_images(renderer):
+    """... as Anthropic's API has them."""
+    engine = Logger(renderer)
+    session = attempt(renderer, engine)
+    question = {"role": "user", "content": [text("look")]}
+    call = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "see", "input": {}}]}
+    shown = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [source(RED)]}]}
+    ask(session, anthropic, question, call, shown)
+    assert [image.data for image in engine.log[0][0].attachments] == [RED]
+    with pytest.raises(ApiError):
+        ask(session, anthropic, {"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "u"}}]})
+
+
+def test_text_that_continues_a_turn_keeps_its_images(renderer):
+    engine = Logger(renderer)
+    session = attempt(renderer, engine)
+    ask(session, openai, {"role": "user", "content": [data_url(RED), text("color?")]})
+    (first, said) = engine.log[0]
+    tokens = [*first.tokens.tolist(), *said.tokens.tolist(), *renderer.encode("sure?").tolist()]
+    body = {"model": "policy", "max_tokens": 8, "prompt": tokens}
+    asyncio.run(session.answer(session.prepare_completion(completions.parse_request(body))))
+    (segment,) = session.captured().segments
+    assert engine.log[1][0].attachments == first.attachments == segment.images
+
+
+def test_long_conversations_have_their_images(renderer):
+    """... of more turns than Python has frames."""
+    session = attempt(renderer, Logger(renderer), max_length=1 << 30)
+    draft = session._recorder.start_turn([Message("user", "<image>", images=(RED,))])
+    completion = asyncio.run(Logger(renderer)(None))
+    for _ in range(sys.getrecursionlimit() + 10):
+        session._recorder.record_reply(draft, completion, SAMPLING, Message("assistant", "ok"))
+        turn = session._recorder._turns[-1]
+        draft = PromptDraft(draft.node, turn, renderer.encode("go"))
+    assert [image.data for image in draft.images] == [RED]

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from antiphon.core.errors import DataError
+from antiphon.core.errors import DataError, RequestError
 from antiphon.core.types import IMAGE_MARKER, Message
+from antiphon.core.vision import check_image, open_image
 from antiphon.tasks.config import PromptsConfig, TaskConfig
 from antiphon.tasks.image_data import place_images
 from antiphon.tasks.image_prompts import template_content
@@ -86,6 +87,15 @@ def test_prompts_that_differ_in_an_image_have_other_ids(tmp_path):
         ({"prompt": "<image>", "images": ["data:image/png;base64,%%%"]}, "images"),
         ({"prompt": "<image>", "images": [7]}, "images"),
         ({"prompt": "<image>", "images": [{"bytes": None}]}, "images"),
+        ({"prompt": "<image>", "images": []}, "prompt"),
+        ({"prompt": "<image>", "images": ["/etc/passwd"]}, "images"),
+        ({"prompt": "<image>", "images": ["../a.jsonl"]}, "images"),
+        ({"prompt": "<image>", "images": ["a.jsonl"]}, "images"),
+        ({"prompt": "<image>", "images": ["nul\0"]}, "images"),
+        ({"prompt": "<image>", "images": ["data:image/png;base64,ä"]}, "images"),
+        ({"prompt": "<image>", "images": ["data:image/png;base64,bm8gaW1hZ2U="]}, "images"),
+        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "prompt"),
+        ({"prompt": [{"role": "user", "content": [{"type": "image", "image": "red.png"}]}], "images": []}, "prompt"),
         ({"prompt": [{"role": "user", "content": [{"type": "video"}]}]}, "prompt"),
     ],
     ids=str,
@@ -95,6 +105,26 @@ def test_what_is_no_image_is_named_with_its_row(tmp_path, row, column):
     with pytest.raises(DataError) as raised:
         load(tmp_path / "a.jsonl", [good, row])
     assert (raised.value.row, raised.value.column) == (2, column)
+
+
+def test_wrong_name_of_the_column_is_named(tmp_path):
+    with pytest.raises(DataError) as raised:
+        load(tmp_path / "a.jsonl", [{"prompt": "<image>", "pics": [url(RED)]}], image_column="pictures")
+    assert raised.value.row == 1 and "pics" in str(raised.value)
+
+
+def test_images_are_turned_upright():
+    image = Image.new("RGB", (40, 20))
+    exif = image.getexif()
+    exif[0x0112] = 6  # turned by a quarter
+    image.save(file := io.BytesIO(), format="jpeg", exif=exif)
+    assert open_image(file.getvalue()).size == (20, 40)
+
+
+def test_bomb_is_refused_by_its_header():
+    Image.new("1", (1 << 13, 1 << 12)).save(file := io.BytesIO(), format="png")
+    with pytest.raises(RequestError):
+        check_image(file.getvalue())
 
 
 def test_marker_without_images_is_text(tmp_path):
