@@ -5,7 +5,6 @@ that the vision encoder computes. `PlacedImage` says which tokens these are: tho
 model's image token.
 """
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -16,12 +15,9 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from antiphon.core.errors import RequestError, UnsupportedError
-from antiphon.core.optional_packages import import_optional
+from antiphon.core.image_checks import open_image
 from antiphon.core.types import PlacedImage
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # of Pillow's, those that start no other program
-MOST_PIXELS = 1 << 24  # of an image
-MOST_BYTES = 64 << 20  # of its file
 CACHED_IMAGES = 64  # siblings of a group have the same
 
 # Model types that are compared with transformers in the tests. Others may attend to an image in both directions, as Gemma 3
@@ -176,32 +172,3 @@ def encoder_parameters(model: Any) -> list[torch.nn.Parameter]:
     head = model.get_output_embeddings()
     others = {id(parameter) for part in (decoder_of(model), head) for parameter in part.parameters()}
     return [each for each in model.parameters() if each.requires_grad and id(each) not in others]
-
-
-def check_image(data: bytes) -> Any:
-    """Return the image of Pillow in a file in memory, of which only the header is read yet.
-
-    Raises:
-        RequestError: It is no image, of another format, or too large.
-    """
-    pillow = import_optional("PIL.Image", "a prompt with images", package="pillow")
-    try:
-        if len(data) > MOST_BYTES:
-            raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
-        image = pillow.open(io.BytesIO(data), formats=FORMATS)
-        if image.width * image.height > MOST_PIXELS:
-            raise ValueError(f"{image.width} x {image.height} pixels are more than {MOST_PIXELS:,}")
-    except Exception as error:  # named boundary: Pillow raises all kinds of errors for files that are damaged
-        reason = "it is none of " + ", ".join(FORMATS) if type(error).__name__ == "UnidentifiedImageError" else error
-        raise RequestError(f"an image of {len(data):,} bytes cannot be read: {reason}") from error
-    return image
-
-
-def open_image(data: bytes) -> Any:
-    """Return the image of Pillow in a file in memory, upright and in RGB; `RequestError` as `check_image`."""
-    operations = import_optional("PIL.ImageOps", "a prompt with images", package="pillow")
-    image = check_image(data)
-    try:
-        return operations.exif_transpose(image).convert("RGB")
-    except Exception as error:  # named boundary, as above
-        raise RequestError(f"an image of {len(data):,} bytes cannot be read: {error}") from error

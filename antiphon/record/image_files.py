@@ -5,12 +5,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from antiphon.core.errors import RecordError
+from antiphon.core.image_checks import MOST_BYTES
 from antiphon.core.types import PlacedImage, Trajectory
 from antiphon.record import safe_files
 from antiphon.record.run_dir import atomic_write
 
 DIRECTORY = "_images"  # in `rollouts/`; readers of Parquet directories skip such names
-MOST_BYTES = 64 << 20  # of an image
 
 
 def write_images(rollouts: Path, trajectories: Iterable[Trajectory]) -> None:

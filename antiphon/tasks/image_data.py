@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.core.errors import DataError, RequestError
+from antiphon.core.image_checks import check_image
 from antiphon.core.types import IMAGE_MARKER, Message
 
 MakeError = Callable[[str], DataError]  # names the row and column
@@ -52,8 +53,6 @@ def read_images(value: Any, directory: Path, error: MakeError) -> tuple[bytes, .
         directory: Of the data set. Paths must lead to a file in it.
         error: Makes the error for an image that cannot be read.
     """
-    from antiphon.core.vision import check_image  # it imports torch, which only data with images need here
-
     files = []
     for each in value if isinstance(value, list | tuple) else [value]:
         try:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from antiphon.core.errors import DataError, UnsupportedError
+from antiphon.core.image_checks import check_image, open_image
 from antiphon.core.types import IMAGE_MARKER, IntArray, Message, PlacedImage
 
 
@@ -113,8 +114,6 @@ class ImageTokens:
         return int((self._process(self.marker, [image], False) == self._token).sum())
 
     def _process(self, text: str, images: Sequence[bytes], add_special_tokens: bool) -> IntArray:
-        from antiphon.core.vision import check_image, open_image
-
         try:
             for image in images:
                 check_image(image)  # all headers, before any of them takes memory

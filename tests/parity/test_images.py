@@ -11,6 +11,7 @@ from transformers import AutoModelForImageTextToText
 
 from antiphon.algorithms.config import AlgorithmConfig
 from antiphon.core.errors import DataError, RequestError
+from antiphon.core.image_checks import open_image
 from antiphon.core.types import (
     AttemptId,
     GenerateRequest,
@@ -21,7 +22,7 @@ from antiphon.core.types import (
     Segment,
     WeightsUpdate,
 )
-from antiphon.core.vision import VisionEncoder, open_image
+from antiphon.core.vision import VisionEncoder
 from antiphon.engines.config import EngineConfig
 from antiphon.engines.native.engine import NativeEngine
 from antiphon.learning.config import LearnerConfig, OptimizerConfig

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from antiphon.core.errors import DataError, RequestError
+from antiphon.core.image_checks import check_image, open_image
 from antiphon.core.types import IMAGE_MARKER, Message
-from antiphon.core.vision import check_image, open_image
 from antiphon.tasks.config import PromptsConfig, TaskConfig
 from antiphon.tasks.image_data import place_images
 from antiphon.tasks.image_prompts import template_content
