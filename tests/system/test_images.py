@@ -14,6 +14,9 @@ from transformers import AutoModelForImageTextToText
 
 from antiphon.core.config import add_import_folder, load
 from antiphon.core.errors import ConfigError, DataError
+from antiphon.dashboard.params import Params
+from antiphon.dashboard.site import Site
+from antiphon.dashboard.views.chat import query_chat
 from antiphon.inspect.audit import audit
 from antiphon.inspect.replay import replay
 from antiphon.record.trajectories import read
@@ -131,6 +134,8 @@ def test_it_learns_to_name_what_it_sees(colors):
     before = AutoModelForImageTextToText.from_pretrained(colors.model).state_dict()
     changed = {name.split(".")[1] for name, tensor in trained.state_dict().items() if not tensor.equal(before[name])}
     assert {"vision_tower", "multi_modal_projector", "language_model"} <= changed
+    page = query_chat(Site.make(run.parent, colors.folder / "cache"), Params([("id", "0.0.0")], "run"))
+    assert page.problem and not page.prompt  # the dashboard's chat would send the prompt without its images
 
 
 def test_engine_and_learner_agree(colors):

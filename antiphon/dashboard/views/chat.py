@@ -63,6 +63,9 @@ def query_chat(site: Site, params: Params) -> ChatPage:
     group = query_group(site, Params([("group", str(row.id.group)), ("lineage", str(row.lineage))], params.name))
     if trajectory is None:
         return ChatPage(card=card, server=server, attempt=row.name, group=group, problem=problem)
+    if trajectory.segments[0].images:
+        problem = "its prompt has images, which this page cannot send"
+        return ChatPage(card=card, server=server, attempt=row.name, group=group, problem=problem)
     prompt, temperature, max_tokens = _read_prompt(trajectory)
     return ChatPage(
         card=card,
