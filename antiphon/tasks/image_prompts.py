@@ -90,10 +90,6 @@ class ImageTokens:
         self, text: str, images: Sequence[bytes], *, add_special_tokens: bool
     ) -> tuple[IntArray, tuple[PlacedImage, ...]]:
         """Return the tokens of a rendered text with a marker for each image, and the images' places in them."""
-        if text.count(self.marker) != len(images):
-            raise DataError(
-                f"a prompt with {len(images)} images has {text.count(self.marker)} times {self.marker!r} in its text"
-            )
         tokens = self._process(text, images, add_special_tokens)
         places = np.flatnonzero(tokens == self._token)
         counts = [self._count(image) for image in images]

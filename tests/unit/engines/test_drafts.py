@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from antiphon.core.types import FinishReason, OnUpdate
+from antiphon.core.types import FinishReason, GenerateRequest, OnUpdate, Sampling
 from antiphon.engines.native import drafts
 from antiphon.engines.native.drafts import HOPELESS, Drafter, GuessedStep
 from antiphon.engines.native.slots import SlotTable
@@ -215,3 +215,14 @@ def test_no_more_is_remembered_than_allowed(monkeypatch):
         table.requests[0] = type("Request", (), {"id": f"r{number}"})()
         drafter.guess(table, slot)
     assert len(drafter._histories) == 3 and all(each.tokens == 12 for each in drafter._histories.values())
+
+
+@pytest.mark.parametrize(("after", "guessed"), [([7, -5, 9], [7]), ([-5, -6, 7], [])], ids=str)
+def test_no_token_of_an_image_is_guessed(after, guessed):
+    """In the slots' tokens these are negative."""
+    table, drafter = SlotTable(1, 32), Drafter(6, 24)
+    tokens = np.array([1, 2, 3, *after, 1, 2, 3], np.int32)
+    request = GenerateRequest(id="r", tokens=np.abs(tokens), sampling=Sampling(max_tokens=9))
+    table.admit(request, 0, tokens)
+    found = drafter.guess(table, np.array([0]))
+    assert [guess.tolist() for guess in found.values()] == ([guessed] if guessed else [])
