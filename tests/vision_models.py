@@ -137,10 +137,7 @@ def _qwen2_5_vl(tokenizer: Any, text: dict[str, Any], ids: dict[str, int]) -> tu
     config = Qwen2_5_VLConfig(
         text_config={**text, "rope_parameters": rope},
         vision_config=vision,
-        image_token_id=ids["<|image_pad|>"],
-        video_token_id=ids["<|video_pad|>"],
-        vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"],
+        **_qwen_ids(ids),
     )
     return Qwen2_5_VLForConditionalGeneration(config), _qwen_processor(Qwen2_5_VLProcessor, tokenizer)
 
@@ -154,12 +151,15 @@ def _qwen3_vl(tokenizer: Any, text: dict[str, Any], ids: dict[str, int]) -> tupl
     config = Qwen3VLConfig(
         text_config={**text, "head_dim": 8, "rope_parameters": rope},
         vision_config=vision,
-        image_token_id=ids["<|image_pad|>"],
-        video_token_id=ids["<|video_pad|>"],
-        vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"],
+        **_qwen_ids(ids),
     )
     return Qwen3VLForConditionalGeneration(config), _qwen_processor(Qwen3VLProcessor, tokenizer)
+
+
+def _qwen_ids(ids: dict[str, int]) -> dict[str, int]:
+    names = {"image_token_id": "image_pad", "video_token_id": "video_pad"}
+    names |= {"vision_start_token_id": "vision_start", "vision_end_token_id": "vision_end"}
+    return {key: ids[f"<|{name}|>"] for key, name in names.items()}
 
 
 def _qwen_processor(kind: type, tokenizer: Any) -> Any:

@@ -31,6 +31,18 @@ INSTANCES = read_instances()
 SAMPLE = 3  # of each package; `mini_swe_build --check` takes all
 
 
+def spoken(text):
+    """A completion that says a text, in the tokens of `Letters`."""
+    tokens = np.array([*map(ord, text), 0], np.int32)
+    return Completion(
+        tokens=tokens,
+        logprobs=np.zeros(len(tokens), np.float32),
+        versions=np.zeros(len(tokens), np.int32),
+        finish=FinishReason.STOP,
+        streams=Streams({MIXED_CACHE: np.zeros(len(tokens), np.bool_)}),
+    )
+
+
 class Letters:
     """A tokenizer of one token a character; 0 ends a turn."""
 
@@ -72,15 +84,7 @@ def test_a_scripted_agent_solves_one_in_an_episode():
     ]
 
     async def generate(request):
-        said = f"```bash\n{script[int(request.id.rpartition('/')[2])]}\n```"
-        tokens = np.array([*map(ord, said), 0], np.int32)
-        return Completion(
-            tokens=tokens,
-            logprobs=np.zeros(len(tokens), np.float32),
-            versions=np.zeros(len(tokens), np.int32),
-            finish=FinishReason.STOP,
-            streams=Streams({MIXED_CACHE: np.zeros(len(tokens), np.bool_)}),
-        )
+        return spoken(f"```bash\n{script[int(request.id.rpartition('/')[2])]}\n```")
 
     async def grade(prompt, transcript):
         said.extend(message.content for message in transcript.messages)

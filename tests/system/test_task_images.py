@@ -7,19 +7,14 @@ import subprocess
 import textwrap
 from importlib.metadata import files
 
-import numpy as np
 import pytest
 
 import antiphon
 from antiphon.core.errors import DataError, SandboxError
 from antiphon.core.types import (
-    MIXED_CACHE,
     AttemptId,
     AttemptStatus,
-    Completion,
-    FinishReason,
     PolicyVersion,
-    Streams,
 )
 from antiphon.rollout.config import RolloutConfig
 from antiphon.rollout.episode import EpisodeRunner
@@ -32,7 +27,7 @@ from antiphon_envs.task_images.environment import TaskImages
 from antiphon_envs.task_images.instances import task_images
 from tests.conftest import Project
 from tests.raising import raises_with
-from tests.system.test_mini_swe import Letters
+from tests.system.test_mini_swe import Letters, spoken
 
 pytestmark = pytest.mark.commands("docker", "git")
 
@@ -406,15 +401,7 @@ def test_a_scripted_agent_solves_one_in_an_episode(prompts, format):
     shown = {"swe_bench": "-1\n", "terminal_bench": "serving\n", "harbor": "/app\n"}[format]
 
     async def generate(request):
-        action = f"```bash\n{[*script, 'submit'][int(request.id.rpartition('/')[2])]}\n```"
-        tokens = np.array([*map(ord, action), 0], np.int32)
-        return Completion(
-            tokens=tokens,
-            logprobs=np.zeros(len(tokens), np.float32),
-            versions=np.zeros(len(tokens), np.int32),
-            finish=FinishReason.STOP,
-            streams=Streams({MIXED_CACHE: np.zeros(len(tokens), np.bool_)}),
-        )
+        return spoken(f"```bash\n{[*script, 'submit'][int(request.id.rpartition('/')[2])]}\n```")
 
     async def grade(prompt, transcript):
         messages.extend(message.content for message in transcript.messages)

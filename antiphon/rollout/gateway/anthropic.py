@@ -14,6 +14,7 @@ from antiphon.rollout.gateway.chat import (
     get_integer,
     get_number,
     get_objects,
+    parse_content,
     parse_strings,
     parse_text,
 )
@@ -87,7 +88,7 @@ def _messages(item: Mapping[str, Any], at: str) -> list[Message]:
             )
         elif kind == "tool_result" and role == "user":
             answered = get_field(block, "tool_use_id", str, "", f"{here}.")
-            result, shown = _tool_result(block.get("content"), f"{here}.content")
+            result, shown = parse_content(block.get("content"), f"{here}.content", "image", _image)
             found.append(Message("tool", result, tool_call_id=answered, images=shown))
         elif kind not in THINKING:
             raise ApiError(f"{here}: {kind!r} in a message of the {role} is not supported here")
@@ -95,22 +96,6 @@ def _messages(item: Mapping[str, Any], at: str) -> list[Message]:
         joined = ("" if images else "\n").join(text)
         found.append(Message(role, joined, tuple(calls), images=tuple(images)))  # type: ignore[arg-type]
     return found
-
-
-def _tool_result(content: Any, at: str) -> tuple[str, tuple[bytes, ...]]:
-    """Return the text of a tool's result, with a marker for each image, and the images."""
-    blocks = content if isinstance(content, list) else []
-    if not any(isinstance(block, dict) and block.get("type") == "image" for block in blocks):
-        return parse_text(content, at), ()
-    texts, images = list[str](), list[bytes]()
-    for number, block in enumerate(blocks):
-        here = f"{at}[{number}]"
-        if isinstance(block, dict) and block.get("type") == "image":
-            images.append(_image(block, here))
-            texts.append(IMAGE_MARKER)
-        else:
-            texts.append(parse_text([block], here))
-    return "".join(texts), tuple(images)
 
 
 def _image(block: Mapping[str, Any], at: str) -> bytes:

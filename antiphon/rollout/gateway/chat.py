@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -127,15 +127,27 @@ def get_objects(body: Mapping[str, Any], key: str, at: str = "") -> list[dict[st
     return found
 
 
-def parse_content(value: Any, at: str) -> tuple[str, tuple[bytes, ...]]:
-    """Return the text of a message, as `parse_text` does, and its images: each stands for a marker in the text."""
+ReadImage = Callable[
+    [Mapping[str, Any], str], bytes
+]  # the file of a block's image; the second argument names it in errors
+
+
+def parse_content(value: Any, at: str, kind: str, read_image: ReadImage) -> tuple[str, tuple[bytes, ...]]:
+    """Return the text of a message, as `parse_text` does, and its images: each stands for a marker in the text.
+
+    Args:
+        value: The content.
+        at: Name of the content, for errors.
+        kind: Type of the blocks that are images.
+        read_image: Reads such a block.
+    """
     blocks = value if isinstance(value, list) else []
-    if not any(isinstance(block, dict) and block.get("type") == "image_url" for block in blocks):
+    if not any(isinstance(block, dict) and block.get("type") == kind for block in blocks):
         return parse_text(value, at), ()
     texts, images = list[str](), list[bytes]()
     for number, block in enumerate(blocks):
-        if isinstance(block, dict) and block.get("type") == "image_url":
-            images.append(_image_of_block(block, f"{at}[{number}]"))
+        if isinstance(block, dict) and block.get("type") == kind:
+            images.append(read_image(block, f"{at}[{number}]"))
             texts.append(IMAGE_MARKER)
         else:
             texts.append(_text_of_block(block, f"{at}[{number}]"))
@@ -159,15 +171,6 @@ def parse_strings(value: Any, at: str) -> tuple[str, ...]:
     if not isinstance(found, list):
         raise ApiError(f"{at}: {str(value)[:100]!r} is no list of strings")
     return tuple(text for item in found if (text := _require_text(item, at)))
-
-
-def _image_of_block(block: Mapping[str, Any], at: str) -> bytes:
-    """Return the file of an image that is given as a data URL; nothing is fetched from elsewhere."""
-    url = get_field(get_field(block, "image_url", dict, {}, f"{at}."), "url", str, "", f"{at}.image_url.")
-    head, _, content = url.partition(",")
-    if not head.startswith("data:image/") or not head.endswith(";base64"):
-        raise ApiError(f"{at}.image_url.url: {url[:60]!r} is no data URL of an image in base64; others are not fetched")
-    return decode_image(content, f"{at}.image_url.url")
 
 
 def decode_image(content: str, at: str) -> bytes:

@@ -11,6 +11,7 @@ from antiphon.rollout.gateway.chat import (
     ApiError,
     ChatRequest,
     Reply,
+    decode_image,
     get_field,
     get_integer,
     get_number,
@@ -91,7 +92,7 @@ def _message(item: Mapping[str, Any], at: str) -> Message:
     if role not in ROLES:
         raise ApiError(f"{at}.role: {role!r} is not one of {', '.join(ROLES)}")
     calls = get_objects(item, "tool_calls", f"{at}.") if role == "assistant" else []
-    content, images = parse_content(item.get("content"), f"{at}.content")
+    content, images = parse_content(item.get("content"), f"{at}.content", "image_url", _image)
     return Message(
         ROLES[role],
         content,
@@ -99,6 +100,15 @@ def _message(item: Mapping[str, Any], at: str) -> Message:
         get_field(item, "tool_call_id", str, "", f"{at}.") if role == "tool" else "",
         images,
     )
+
+
+def _image(block: Mapping[str, Any], at: str) -> bytes:
+    """Return the file of an image that is given as a data URL; nothing is fetched from elsewhere."""
+    url = get_field(get_field(block, "image_url", dict, {}, f"{at}."), "url", str, "", f"{at}.image_url.")
+    head, _, content = url.partition(",")
+    if not head.startswith("data:image/") or not head.endswith(";base64"):
+        raise ApiError(f"{at}.image_url.url: {url[:60]!r} is no data URL of an image in base64; others are not fetched")
+    return decode_image(content, f"{at}.image_url.url")
 
 
 def _call(call: Mapping[str, Any], at: str) -> ToolCall:
