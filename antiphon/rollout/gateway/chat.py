@@ -151,8 +151,6 @@ def parse_content(value: Any, at: str, kind: str, read_image: ReadImage) -> tupl
             texts.append(IMAGE_MARKER)
         else:
             texts.append(_text_of_block(block, f"{at}[{number}]"))
-            if IMAGE_MARKER in texts[-1]:
-                raise ApiError(f"{at}[{number}]: {IMAGE_MARKER} in a text would stand for an image")
     return "".join(texts), tuple(images)
 
 

@@ -109,8 +109,9 @@ def test_tools_answer_with_images(renderer):
     shown = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [source(RED)]}]}
     ask(session, anthropic, question, call, shown)
     assert [image.data for image in engine.log[0][0].attachments] == [RED]
-    with pytest.raises(ApiError):
+    with pytest.raises(ApiError) as raised:
         ask(session, anthropic, {"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "u"}}]})
+    assert "messages[0].content[0].source.type" in str(raised.value)
 
 
 def test_text_that_continues_a_turn_keeps_its_images(renderer):
